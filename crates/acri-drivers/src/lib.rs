@@ -1,0 +1,11 @@
+//! The hands: what a node does to a harness of one type, behind one trait.
+//!
+//! Begin with [`driver`]: it states the rules that an implementer keeps.
+//! [`scripted`] is the smallest driver, in memory; [`process`] runs any
+//! program through its holder.
+//!
+//! A driver never decides about a run's state, never appends an event and
+//! never touches the bus: it carries out effects and tells what it sees.
+#![forbid(unsafe_code)]
+
+pub mod driver;
