@@ -1,9 +1,4 @@
-//! The sequencer of one agent's events: everything that PROTOCOL section 1 of
-//! `docs/` asks, as a machine without IO.
-//!
-//! An actor owns one [`Appender`]. It turns whatever happens into an
-//! [`Input`], calls [`Appender::step`], and carries out the [`Output`]s in
-//! order. It decides nothing.
+//! What goes into the machine and what comes out of it.
 
 use acri::{
     AgentId, AgentSpec, AgentStatus, CapabilitySet, CommandId, ErrorBody, Event, EventId, HarnessType, Incarnation, NodeId,
@@ -81,7 +76,7 @@ pub enum Answer {
 }
 
 /// What the session of a run tells.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Report {
     /// The harness has begun (or was found alive after an adoption).
     Started(acri::event::RunStarted),
@@ -128,7 +123,7 @@ pub struct Stored {
 }
 
 /// What happens to the machine.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Input {
     /// A command arrived.
     Command(Asker, Command),
