@@ -1,0 +1,7 @@
+//! The shim as a process: started, asked, killed, read back.
+
+mod killing;
+mod launching;
+mod socket;
+mod spooling;
+mod support;
