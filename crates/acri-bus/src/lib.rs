@@ -9,4 +9,9 @@
 //! and knows of an event only what stands in its envelope.
 #![forbid(unsafe_code)]
 
+pub mod local;
+mod login;
 pub mod port;
+mod version;
+
+pub use version::Version;
