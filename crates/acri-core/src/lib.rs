@@ -13,3 +13,4 @@
 pub mod agent;
 pub mod appender;
 pub mod check;
+pub mod writer;

@@ -9,6 +9,8 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
+pub mod encode;
+
 /// Which output of a local harness.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -46,6 +48,20 @@ pub enum LogType {
     Error,
 }
 
+impl LogType {
+    /// The name on the wire.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::ToolCall => "tool_call",
+            Self::ToolResult => "tool_result",
+            Self::ReasoningStep => "reasoning_step",
+            Self::Message => "message",
+            Self::Error => "error",
+        }
+    }
+}
+
 /// How a log event came to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -60,6 +76,16 @@ pub enum Origin {
 }
 
 impl Origin {
+    /// The name on the wire.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Native => "native",
+            Self::Parsed => "parsed",
+            Self::Passthrough => "passthrough",
+        }
+    }
+
     fn is_passthrough(&self) -> bool {
         *self == Self::Passthrough
     }
