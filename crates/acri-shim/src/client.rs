@@ -73,7 +73,7 @@ impl Client {
         loop {
             if let Some(reply) = self
                 .decoder
-                .next()
+                .pop()
                 .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?
             {
                 return Ok(reply);

@@ -9,7 +9,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 
 use crate::limits::{
-    LAUNCH_ANSWER, MESSAGE_BYTES_MAX, ORPHAN_AFTER, SEGMENT_BYTES, SPOOL_BYTES_MAX, STOP_DRAIN,
+    LAUNCH_ANSWER, LAUNCH_BYTES_MAX, MESSAGE_BYTES_MAX, ORPHAN_AFTER, SEGMENT_BYTES,
+    SPOOL_BYTES_MAX, STOP_DRAIN,
 };
 use crate::process::Process;
 use crate::rundir::{self, Isolation, Owner, Tier};
@@ -212,6 +213,12 @@ pub(crate) enum Answer {
 pub fn spawn(exe: &Path, launch: &Launch) -> Result<Spawned, SpawnError> {
     let shim = |source| SpawnError::Shim { exe: exe.to_owned(), source };
     let token = Token::random().map_err(shim)?;
+    let order = wire::encode(&Order { launch: check(launch)?.clone(), token: token.clone() });
+    if order.len() > LAUNCH_BYTES_MAX {
+        let text =
+            format!("a launch of {} bytes exceeds the limit of {LAUNCH_BYTES_MAX}", order.len());
+        return Err(SpawnError::Failed { kind: FailureKind::Limits, text });
+    }
     // No pre_exec: the standard library can then use vfork, which a large node with many threads needs. The shim itself
     // makes its session, closes what it inherited and goes to the root directory.
     #[expect(clippy::disallowed_methods, reason = "this is the place where shims are spawned")]
@@ -223,7 +230,7 @@ pub fn spawn(exe: &Path, launch: &Launch) -> Result<Spawned, SpawnError> {
         .stdout(Stdio::piped())
         .stderr(Stdio::null());
     let mut child = command.spawn().map_err(shim)?;
-    match converse(&mut child, &Order { launch: launch.clone(), token: token.clone() }) {
+    match converse(&mut child, &order) {
         Ok(Answer::Ready(info)) => Ok(Spawned { child, token, info }),
         Ok(Answer::Failed { kind, text }) => {
             let _ = child.wait();
@@ -240,19 +247,31 @@ pub fn spawn(exe: &Path, launch: &Launch) -> Result<Spawned, SpawnError> {
     }
 }
 
-fn converse(child: &mut Child, order: &Order) -> io::Result<Answer> {
+/// Paths travel as text.
+fn check(launch: &Launch) -> Result<&Launch, SpawnError> {
+    let paths = [Some(&launch.dir), Some(&launch.cwd), launch.cgroup_parent.as_ref()];
+    match paths.into_iter().flatten().find(|path| path.to_str().is_none()) {
+        Some(path) => {
+            let text = format!("path {} is not UTF-8", path.display());
+            Err(SpawnError::Failed { kind: FailureKind::Other, text })
+        }
+        None => Ok(launch),
+    }
+}
+
+fn converse(child: &mut Child, order: &[u8]) -> io::Result<Answer> {
     let (Some(mut input), Some(mut output)) = (child.stdin.take(), child.stdout.take()) else {
         return Err(io::ErrorKind::BrokenPipe.into());
     };
     // The shim reads all of it before it does anything, so this cannot block for long.
-    input.write_all(&wire::encode(order))?;
+    input.write_all(order)?;
     drop(input);
     let deadline = sys::boot_ns() + crate::tree::nanos(LAUNCH_ANSWER);
     let mut decoder = Decoder::new(MESSAGE_BYTES_MAX);
     let mut bytes = [0u8; 4096];
     loop {
         if let Some(answer) =
-            decoder.next().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?
+            decoder.pop().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?
         {
             return Ok(answer);
         }

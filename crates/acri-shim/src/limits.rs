@@ -45,8 +45,13 @@ pub const STATE_FILE_BYTES_MAX: u64 = 256 * 1024;
 /// How long the end of a shim is held up for messages that a client has not taken yet.
 pub const FAREWELL: Duration = Duration::from_millis(200);
 
-/// Pause between two looks at a tree that is being killed, beside the events that announce its end.
+/// Pause between two looks where the kernel has no event for the end of a process.
 pub const KILL_LOOK: Duration = Duration::from_millis(2);
+/// Shortest pause between two looks at a tree that is being killed, beside the events that announce its end: those of a
+/// cgroup come at most every 10 ms. A quarter of the time that the killing has taken, but never less.
+pub const KILL_LOOK_MIN: Duration = Duration::from_micros(200);
+/// Longest such pause: a process in an uninterruptible sleep may take its time.
+pub const KILL_LOOK_MAX: Duration = Duration::from_millis(10);
 /// Pause between two rounds of signals to a tree that is being killed process by process.
 pub const KILL_ROUND: Duration = Duration::from_millis(5);
 /// Processes that one walk of a tree lists at most; the next round finds the rest.

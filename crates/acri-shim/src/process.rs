@@ -42,6 +42,11 @@ impl Process {
         }
     }
 
+    /// Sends it a signal, if it still is this process.
+    pub(crate) fn signal(self, signal: Signal) -> bool {
+        self.open().is_ok_and(|pidfd| pidfd_send_signal(&pidfd, signal).is_ok())
+    }
+
     /// True if this very process still exists (a zombie counts).
     pub fn exists(self) -> bool {
         self.pid > 0 && Stat::read(self.pid).is_ok_and(|stat| stat.start == self.start)
@@ -85,28 +90,25 @@ impl Stat {
     }
 }
 
-/// A process found by a walk, verified through its pidfd.
-#[derive(Debug)]
-pub(crate) struct Found {
-    pub(crate) process: Process,
-    /// Its leader is a zombie: nothing to kill, or a process whose other threads go on.
-    pub(crate) dead: bool,
-    pidfd: OwnedFd,
+/// What a walk saw.
+#[derive(Debug, Default)]
+pub(crate) struct Walk {
+    /// Every descendant that proved to be one, parents before children, zombies included: the leader of a process may
+    /// be one while its other threads go on.
+    pub(crate) seen: Vec<Process>,
+    /// How many of them are no zombies.
+    pub(crate) living: u32,
+    /// How many of the living took the signal.
+    pub(crate) reached: u32,
 }
 
-impl Found {
-    pub(crate) fn signal(&self, signal: Signal) -> bool {
-        pidfd_send_signal(&self.pidfd, signal).is_ok()
-    }
-}
-
-/// Lists the descendants of `root`, parents before children, without `root` itself.
+/// Looks at the descendants of `root`, without `root` itself, and sends each of them a signal if one is given.
 ///
 /// Not atomic: who forks meanwhile may be missed, so callers repeat it until the kernel says that nothing is left.
-/// `spare` and what is below it is left out. Only pidfds that proved to be a child of the process they were found under
-/// are returned.
-pub(crate) fn descendants(root: i32, spare: Option<i32>) -> Vec<Found> {
-    let mut found: Vec<Found> = Vec::new();
+/// `spare` and what is below it is left out. One pidfd is open at a time, so the size of a tree meets no limit but
+/// [`WALK_PROCESSES_MAX`].
+pub(crate) fn walk(root: i32, spare: Option<i32>, signal: Option<Signal>) -> Walk {
+    let mut walk = Walk::default();
     let mut list = String::new();
     let mut next = 0;
     let mut parent = root;
@@ -115,17 +117,28 @@ pub(crate) fn descendants(root: i32, spare: Option<i32>) -> Vec<Found> {
             list.clear();
         }
         for pid in list.split_ascii_whitespace().filter_map(|word| word.parse::<i32>().ok()) {
-            if Some(pid) == spare || found.len() >= WALK_PROCESSES_MAX {
-                continue;
-            }
-            if let Some(child) = verify_child(pid, parent, root) {
-                found.push(child);
+            if Some(pid) != spare && walk.seen.len() < WALK_PROCESSES_MAX {
+                visit(pid, parent, root, signal, &mut walk);
             }
         }
-        let Some(child) = found.get(next) else { return found };
-        parent = child.process.pid;
+        let Some(child) = walk.seen.get(next) else { return walk };
+        parent = child.pid;
         next += 1;
     }
+}
+
+/// Opens `pid`, checks that it is a child of `parent`, or of `root` if its parent has ended meanwhile, and only then
+/// signals it: through the pidfd, which was opened before the check.
+fn visit(pid: i32, parent: i32, root: i32, signal: Option<Signal>, walk: &mut Walk) {
+    let opened = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+    let (Some(pidfd), Ok(stat)) = (opened, Stat::read(pid)) else { return };
+    if stat.parent != parent && stat.parent != root {
+        return;
+    }
+    walk.seen.push(Process { pid, start: stat.start });
+    let reached = signal.is_some_and(|signal| pidfd_send_signal(&pidfd, signal).is_ok());
+    walk.living += u32::from(!stat.is_dead());
+    walk.reached += u32::from(reached && !stat.is_dead());
 }
 
 /// The children of a process.
@@ -135,19 +148,7 @@ pub(crate) fn children(parent: i32) -> Vec<Process> {
         return Vec::new();
     }
     let pids = list.split_ascii_whitespace().filter_map(|word| word.parse::<i32>().ok());
-    pids.filter_map(|pid| verify_child(pid, parent, parent)).map(|found| found.process).collect()
-}
-
-/// Opens `pid` and checks that it is a child of `parent`, or of `root` if its parent has ended meanwhile.
-fn verify_child(pid: i32, parent: i32, root: i32) -> Option<Found> {
-    let pidfd = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
-    let stat = Stat::read(pid).ok()?;
-    let related = stat.parent == parent || stat.parent == root;
-    related.then(|| Found {
-        process: Process { pid, start: stat.start },
-        dead: stat.is_dead(),
-        pidfd,
-    })
+    pids.filter_map(|pid| Process::of(pid).ok()).collect()
 }
 
 /// Appends the children of all threads of `pid` to `list`.

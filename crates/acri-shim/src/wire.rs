@@ -358,7 +358,7 @@ impl Decoder {
     }
 
     /// The next whole message, or `None` if more bytes are needed.
-    pub fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, DecodeError> {
+    pub fn pop<T: DeserializeOwned>(&mut self) -> Result<Option<T>, DecodeError> {
         let waiting = &self.buffer[self.taken..];
         let Some((prefix, body)) = waiting.split_first_chunk::<4>() else {
             self.compact();
@@ -422,7 +422,7 @@ mod tests {
             let mut seen = Vec::new();
             for part in bytes.chunks(size) {
                 decoder.push(part);
-                while let Some(message) = decoder.next::<Request>().expect("valid") {
+                while let Some(message) = decoder.pop::<Request>().expect("valid") {
                     seen.push(message);
                 }
             }
@@ -455,9 +455,9 @@ mod tests {
             extra: 1,
             op: LaterOp::Watch { offset: 2, speed: 3 },
         }));
-        assert_eq!(decoder.next().expect("valid"), Some(Request { id: 4, op: Op::Unknown }));
+        assert_eq!(decoder.pop().expect("valid"), Some(Request { id: 4, op: Op::Unknown }));
         assert_eq!(
-            decoder.next().expect("valid"),
+            decoder.pop().expect("valid"),
             Some(Request { id: 5, op: Op::Watch(Watch { offset: 2 }) })
         );
     }
@@ -469,9 +469,9 @@ mod tests {
         bytes[0] += 1;
         let mut decoder = Decoder::default();
         decoder.push(&bytes);
-        assert!(matches!(decoder.next::<Request>(), Err(DecodeError::Trailing)));
+        assert!(matches!(decoder.pop::<Request>(), Err(DecodeError::Trailing)));
         let mut decoder = Decoder::default();
         decoder.push(&u32::MAX.to_le_bytes());
-        assert!(matches!(decoder.next::<Request>(), Err(DecodeError::TooLong { .. })));
+        assert!(matches!(decoder.pop::<Request>(), Err(DecodeError::TooLong { .. })));
     }
 }

@@ -82,7 +82,7 @@ impl Connection {
         if self.broken {
             return None;
         }
-        self.decoder.next().unwrap_or_else(|_| {
+        self.decoder.pop().unwrap_or_else(|_| {
             self.broken = true;
             None
         })

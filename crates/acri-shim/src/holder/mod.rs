@@ -1,6 +1,8 @@
 //! The shim's own process: set-up, then one loop until the harness has ended and all is recorded.
 
 mod connection;
+mod ending;
+mod output;
 mod requests;
 mod state;
 
@@ -72,8 +74,7 @@ fn arrive() -> io::Result<(Order, OwnedFd, Option<Vec<u8>>)> {
         .read_to_end(&mut bytes)?;
     let mut decoder = Decoder::new(LAUNCH_BYTES_MAX);
     decoder.push(&bytes);
-    let order =
-        decoder.next().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+    let order = decoder.pop().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
     Ok((order.ok_or(io::ErrorKind::UnexpectedEof)?, answer, oom_score))
 }
 

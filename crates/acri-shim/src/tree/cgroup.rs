@@ -93,6 +93,12 @@ impl Cgroup {
         rustix::io::pread(&self.events, &mut text, 0).is_ok_and(|n| says_empty(&text[..n]))
     }
 
+    /// Members now, those of cgroups below it not counted.
+    pub(crate) fn count(&self) -> u32 {
+        let text = std::fs::read(self.dir.join("cgroup.procs")).unwrap_or_default();
+        u32::try_from(text.iter().filter(|b| **b == b'\n').count()).unwrap_or(u32::MAX)
+    }
+
     /// Waits until it is empty. False: time is up.
     pub(crate) fn wait_empty(&self, limit: Duration) -> bool {
         let deadline = sys::boot_ns() + super::nanos(limit);

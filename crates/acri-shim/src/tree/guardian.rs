@@ -22,6 +22,8 @@ pub(crate) struct Guardian {
     /// Held, never used: its closing is the message.
     _line: OwnedFd,
     restarts: u32,
+    /// It ended and no other could be started.
+    lost: bool,
 }
 
 impl Guardian {
@@ -30,9 +32,13 @@ impl Guardian {
         // Exit signal 0: a plain wait does not see it, so that "no children" still means "no harness".
         match sys::fork_with(0, 0)? {
             Forked::Child => guard(&theirs, cgroup),
-            Forked::Parent(pid) => {
-                Ok(Self { pid, pidfd: super::open_child(pid)?, _line: line, restarts: 0 })
-            }
+            Forked::Parent(pid) => Ok(Self {
+                pid,
+                pidfd: super::open_child(pid)?,
+                _line: line,
+                restarts: 0,
+                lost: false,
+            }),
         }
     }
 
@@ -40,20 +46,24 @@ impl Guardian {
         self.pid.as_raw_nonzero().get()
     }
 
-    /// Becomes readable when the guardian ends.
-    pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
-        self.pidfd.as_fd()
+    /// Becomes readable when the guardian ends. `None` if it has, and could not be replaced.
+    pub(crate) fn pidfd(&self) -> Option<BorrowedFd<'_>> {
+        (!self.lost).then(|| self.pidfd.as_fd())
     }
 
     /// Starts another guardian if this one was killed.
     pub(crate) fn keep_alive(&mut self, cgroup: &Cgroup) {
-        if !sys::reap_quiet_child(self.pid) || self.restarts >= GUARDIAN_RESTARTS_MAX {
+        if self.lost || !sys::reap_quiet_child(self.pid) {
             return;
         }
         let restarts = self.restarts + 1;
         match Self::start(cgroup) {
-            Ok(next) => *self = Self { restarts, ..next },
-            Err(_) => self.restarts = restarts,
+            Ok(next) if restarts <= GUARDIAN_RESTARTS_MAX => *self = Self { restarts, ..next },
+            Ok(next) => {
+                next.dismiss();
+                self.lost = true;
+            }
+            Err(_) => self.lost = true,
         }
     }
 

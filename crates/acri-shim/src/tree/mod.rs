@@ -14,14 +14,12 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::PollFlags;
-use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitOptions, getpid, pidfd_open, pidfd_send_signal,
-};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, getpid, pidfd_open};
 
 use crate::harness::{Failure, Plan};
 use crate::launch::FailureKind;
 use crate::limits::{KILL_LOOK, WALKS_PER_ROUND};
-use crate::process::{Found, Process, descendants};
+use crate::process::{Process, Stat, Walk, walk};
 use crate::rundir::{Meta, Tier};
 use crate::sys;
 
@@ -186,7 +184,8 @@ impl Tree {
     /// The descriptors whose readiness calls for [`Self::look`].
     pub(crate) fn watched(&self) -> impl Iterator<Item = (BorrowedFd<'_>, PollFlags)> {
         let cgroup = self.cgroup.iter().flat_map(|(cgroup, guardian)| {
-            [(cgroup.events(), PollFlags::PRI), (guardian.pidfd(), PollFlags::IN)]
+            let guardian = guardian.pidfd().map(|fd| (fd, PollFlags::IN));
+            std::iter::once((cgroup.events(), PollFlags::PRI)).chain(guardian)
         });
         let namespace =
             self.namespace.iter().filter_map(|n| n.reports()).map(|fd| (fd, PollFlags::IN));
@@ -199,6 +198,8 @@ impl Tree {
         while rustix::io::read(&self.signals, &mut drain).is_ok_and(|n| n == drain.len()) {}
         if let Some((cgroup, guardian)) = &mut self.cgroup {
             guardian.keep_alive(cgroup);
+            // Read even if nobody asks: an event that was not fetched keeps the descriptor ready for ever.
+            cgroup.is_empty();
         }
         if let Some(namespace) = &mut self.namespace {
             while let Some(status) = namespace.read_report() {
@@ -226,26 +227,26 @@ impl Tree {
         self.childless && self.cgroup.as_ref().is_none_or(|(cgroup, _)| cgroup.is_empty())
     }
 
-    /// Everything below the root that a walk finds. In the pid namespace the init is not part of it.
-    fn walk(&self) -> Vec<Found> {
+    /// Looks at everything below the root, with a signal if one is given. The init of the namespace is not part of it.
+    fn walk(&self, signal: Option<Signal>) -> Walk {
         match (&self.namespace, &self.cgroup) {
-            (Some(namespace), _) => descendants(namespace.init().as_raw_nonzero().get(), None),
-            (None, Some((_, guardian))) => descendants(own_pid(), Some(guardian.pid())),
-            (None, None) => descendants(own_pid(), None),
+            (Some(namespace), _) => walk(namespace.init().as_raw_nonzero().get(), None, signal),
+            (None, Some((_, guardian))) => walk(own_pid(), Some(guardian.pid()), signal),
+            (None, None) => walk(own_pid(), None, signal),
         }
     }
 
     /// Processes alive now, as far as a walk sees them.
     pub(crate) fn count(&self) -> u32 {
-        let living = self.walk().iter().filter(|found| !found.dead).count();
-        u32::try_from(living).unwrap_or(u32::MAX)
+        match &self.cgroup {
+            Some((cgroup, _)) => cgroup.count(),
+            None => self.walk(None).living,
+        }
     }
 
     /// Sends a signal to every process, for a graceful end. Returns to how many.
     pub(crate) fn signal_all(&self, signal: Signal) -> u32 {
-        let reached =
-            self.walk().iter().filter(|found| !found.dead && found.signal(signal)).count();
-        u32::try_from(reached).unwrap_or(u32::MAX)
+        self.walk(Some(signal)).reached
     }
 
     /// One round of killing. To be repeated until [`Self::is_empty`]: a process may have been forked meanwhile.
@@ -261,19 +262,17 @@ impl Tree {
             return;
         }
         // Stopped first, then killed: a tree that forks faster than it is walked is at rest after some walks.
-        let mut last = self.walk();
+        let mut last = self.walk(Some(Signal::STOP)).seen;
         for _ in 1..WALKS_PER_ROUND {
-            for found in &last {
-                found.signal(Signal::STOP);
-            }
             let before = last.len();
-            last = self.walk();
+            last = self.walk(Some(Signal::STOP)).seen;
             if last.len() <= before {
                 break;
             }
         }
-        for found in &last {
-            found.signal(Signal::KILL);
+        // Not while walking: the children of a process that dies move away from under the walk.
+        for process in last {
+            process.signal(Signal::KILL);
         }
     }
 
@@ -300,16 +299,14 @@ pub(crate) fn sweep(meta: &Meta) -> io::Result<usize> {
             left |= cgroup::sweep(dir)?;
         }
         if let Some(main) = meta.harness
-            && let Ok(pidfd) = main.open()
+            && main.exists()
         {
-            for found in descendants(main.pid, None) {
-                signalled += usize::from(found.signal(Signal::KILL));
+            for process in walk(main.pid, None, Some(Signal::STOP)).seen {
+                signalled += usize::from(process.signal(Signal::KILL));
             }
             // A zombie is no longer ours to wait for: whoever inherited it reaps it.
-            if !crate::process::Stat::read(main.pid)
-                .is_ok_and(|stat| matches!(stat.state, b'Z' | b'X'))
-            {
-                signalled += usize::from(pidfd_send_signal(&pidfd, Signal::KILL).is_ok());
+            if !Stat::read(main.pid).is_ok_and(|stat| matches!(stat.state, b'Z' | b'X')) {
+                signalled += usize::from(main.signal(Signal::KILL));
                 left = true;
             }
         }

@@ -1,5 +1,6 @@
 //! The second tier: a pid namespace whose init is a fork of the shim and dies with it; the kernel then kills the rest.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 
@@ -31,6 +32,8 @@ pub(crate) struct Namespace {
     pidfd: OwnedFd,
     main: Process,
     reports: Option<OwnedFd>,
+    /// Keeps the mount namespace: taking it down costs the kernel some 10 ms, which a Kill must not wait for.
+    _mounts: Option<File>,
 }
 
 impl Namespace {
@@ -58,12 +61,16 @@ impl Namespace {
         };
         drop((theirs, life));
         let pidfd = super::open_child(init).map_err(unavailable)?;
-        let namespace = Self { init, pidfd, main: Process::default(), reports: Some(reports) };
+        let namespace =
+            Self { init, pidfd, main: Process::default(), reports: Some(reports), _mounts: None };
         let started = namespace.await_start(plan);
         // The init waits for this before it reaps; and before its parent-death signal was armed, it would have seen us die.
         drop(line);
         match started {
-            Ok(main) => Ok(Self { main, ..namespace }),
+            Ok(main) => {
+                let mounts = File::open(format!("/proc/{}/ns/mnt", init.as_raw_nonzero())).ok();
+                Ok(Self { main, _mounts: mounts, ..namespace })
+            }
             Err(error) => {
                 namespace.kill();
                 let _ = rustix::process::waitpid(Some(init), WaitOptions::empty());

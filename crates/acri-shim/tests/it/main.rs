@@ -2,6 +2,7 @@
 
 mod killing;
 mod launching;
+mod measuring;
 mod socket;
 mod spooling;
 mod support;

@@ -132,7 +132,7 @@ fn an_unknown_operation_is_refused_and_the_connection_goes_on() {
 
 #[test]
 fn a_watcher_gets_one_push_until_it_acknowledges_and_one_at_the_end() {
-    let mut run = Run::start("mkfifo go; echo one; read x <go; echo two; read x <go; exit 6");
+    let mut run = Run::start("mkfifo go end; echo one; read x <go; echo two; read x <end; exit 6");
     run.until_says("one");
     let fifo = run.place.state.path().join("go");
     let mut client = run.client();
@@ -147,7 +147,7 @@ fn a_watcher_gets_one_push_until_it_acknowledges_and_one_at_the_end() {
     let Ok(Body::Spooled(second)) = client.pushed() else { panic!("no push") };
     assert!(second.end > first.end);
     client.call(Op::Watch(Watch { offset: second.end })).expect("an answer");
-    std::fs::write(&fifo, "\n").expect("go on");
+    std::fs::write(run.place.state.path().join("end"), "\n").expect("go on");
     let Ok(Body::Exited(exit)) = client.pushed() else { panic!("no exit") };
     assert_eq!((exit.code, exit.reason), (Some(6), ExitReason::Exited));
     assert_eq!(run.finished(), exit);

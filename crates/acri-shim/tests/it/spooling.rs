@@ -124,8 +124,7 @@ fn a_full_disk_loses_nothing() {
         Run::try_launch(Place { dir: dir.clone(), state: place.state }, &launch).expect("start");
     let mut client = run.client();
     let (mut offset, mut seen, mut refusals) = (0, Vec::new(), 0);
-    loop {
-        let Ok(Body::Status(status)) = client.call(Op::Status) else { break };
+    while let Ok(Body::Status(status)) = client.call(Op::Status) {
         let (records, _) = read_all(&dir, offset);
         seen.extend(records.iter().flat_map(|r| r.payload.clone()));
         offset = records.last().map_or(offset, |r| r.next);
