@@ -42,6 +42,8 @@ mod machine;
 mod pending;
 pub mod reader;
 mod split;
+#[cfg(test)]
+mod tests;
 
 pub use machine::Writer;
 

@@ -21,7 +21,8 @@ use acri::{
     log::{LogEvent, LogFrame},
 };
 
-/// What a reader must know about the stream.
+/// What a reader must know about the stream, asked for when it begins: facts
+/// that are older than its cursor would look like a stream that was put back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogStream {
     /// When it was created, in microseconds: [`Cursor::stream`].

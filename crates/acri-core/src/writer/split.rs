@@ -66,6 +66,11 @@ impl Splitter {
         self.origins.first().map(|(_, origin)| origin.spool)
     }
 
+    #[cfg(test)]
+    pub(super) fn held_bytes(&self) -> usize {
+        self.held.capacity()
+    }
+
     /// Position of the next byte that is not taken.
     pub(super) fn next(&self) -> u64 {
         self.next
