@@ -11,6 +11,7 @@
 
 pub mod local;
 mod login;
+pub mod nats;
 pub mod port;
 mod version;
 

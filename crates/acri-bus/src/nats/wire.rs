@@ -1,0 +1,190 @@
+//! Bodies of the JetStream API that are read here.
+
+use crate::port::Fault;
+use acri::{StreamSeq, Timestamp};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use bytes::Bytes;
+use serde::Deserialize;
+
+/// The expected last sequence was wrong.
+pub(super) const WRONG_LAST_SEQUENCE: u64 = 10071;
+/// Another write with the same expectation is in flight.
+pub(super) const IN_FLIGHT: u64 = 10164;
+/// No such message.
+pub(super) const NO_MESSAGE: u64 = 10037;
+/// No such stream.
+pub(super) const NO_STREAM: u64 = 10059;
+/// Codes of 503 that speak of a limit and not of an absence: not stored, and
+/// a repeat will not help.
+const LIMITS: [u64; 4] = [
+    10077, // maximum bytes or messages of the stream
+    10023, // insufficient resources
+    10028, // resource limits exceeded
+    10047, // insufficient storage
+];
+
+#[derive(Debug, Clone, Default, Deserialize)]
+pub(super) struct ApiError {
+    #[serde(default)]
+    pub(super) code: u64,
+    #[serde(default)]
+    pub(super) err_code: u64,
+    #[serde(default)]
+    pub(super) description: String,
+}
+
+impl ApiError {
+    /// Whether the server was not able to say, rather than said no.
+    pub(super) fn is_absence(&self) -> bool {
+        self.code == 503 && !LIMITS.contains(&self.err_code)
+    }
+
+    pub(super) fn into_fault(self, operation: &'static str) -> Fault {
+        let absence = self.is_absence();
+        let detail = format!("{} ({})", self.description, self.err_code);
+        if absence { Fault::Unavailable { operation, detail } } else { Fault::Refused { operation, detail } }
+    }
+}
+
+/// The acknowledgement of a publish.
+#[derive(Debug, Deserialize)]
+pub(super) struct Ack {
+    pub(super) error: Option<ApiError>,
+    #[serde(default)]
+    pub(super) seq: u64,
+    #[serde(default)]
+    pub(super) duplicate: bool,
+}
+
+/// The answer to `STREAM.MSG.GET`.
+#[derive(Debug, Deserialize)]
+pub(super) struct Got {
+    pub(super) message: Stored,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Stored {
+    pub(super) subject: String,
+    pub(super) seq: u64,
+    #[serde(default)]
+    hdrs: String,
+    #[serde(default)]
+    data: String,
+    time: String,
+}
+
+impl Stored {
+    pub(super) fn seq(&self) -> StreamSeq {
+        StreamSeq(self.seq)
+    }
+
+    pub(super) fn time(&self, operation: &'static str) -> Result<Timestamp, Fault> {
+        self.time.parse().map_err(|_| malformed(operation, self.seq, "its time"))
+    }
+
+    pub(super) fn body(&self, operation: &'static str) -> Result<Bytes, Fault> {
+        STANDARD.decode(&self.data).map(Bytes::from).map_err(|_| malformed(operation, self.seq, "its body"))
+    }
+
+    pub(super) fn headers(&self, operation: &'static str) -> Result<Headers, Fault> {
+        let bytes = STANDARD.decode(&self.hdrs).map_err(|_| malformed(operation, self.seq, "its headers"))?;
+        Ok(Headers(String::from_utf8_lossy(&bytes).into_owned()))
+    }
+}
+
+pub(super) fn malformed(operation: &'static str, seq: u64, what: &str) -> Fault {
+    Fault::Malformed { operation, detail: format!("{what}, at sequence {seq}") }
+}
+
+/// Headers as the server stores them: `NATS/1.0`, then a line each.
+pub(super) struct Headers(String);
+
+impl Headers {
+    pub(super) fn get(&self, name: &str) -> Option<&str> {
+        self.0.lines().skip(1).filter_map(|line| line.split_once(':')).find(|(key, _)| *key == name).map(|(_, value)| value.trim())
+    }
+}
+
+/// The answer to `STREAM.INFO`.
+#[derive(Debug, Deserialize)]
+pub(super) struct Info {
+    pub(super) config: serde_json::Map<String, serde_json::Value>,
+    pub(super) created: String,
+    pub(super) state: State,
+    /// The server's clock.
+    pub(super) ts: Option<String>,
+    /// Subjects in all, where they were asked for.
+    #[serde(default)]
+    pub(super) total: u64,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct State {
+    pub(super) first_seq: u64,
+    pub(super) last_seq: u64,
+    #[serde(default)]
+    pub(super) subjects: std::collections::BTreeMap<String, u64>,
+}
+
+/// The answer to `CONSUMER.CREATE`.
+#[derive(Debug, Deserialize)]
+pub(super) struct Consumer {
+    #[serde(default)]
+    pub(super) num_pending: u64,
+}
+
+/// What the reply subject of a delivered message tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Delivery {
+    pub(super) stream_seq: u64,
+    pub(super) consumer_seq: u64,
+    pub(super) time: Timestamp,
+    pub(super) pending: u64,
+}
+
+impl Delivery {
+    /// `$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>`;
+    /// the longer form has domain and account before the stream, and may have
+    /// a token behind.
+    pub(super) fn of_reply(reply: &str) -> Option<Self> {
+        let tokens = reply.split('.').count();
+        let before = match tokens {
+            9 => 5,
+            11 | 12 => 7,
+            _ => return None,
+        };
+        let mut numbers = reply.strip_prefix("$JS.ACK.").map(|_| reply.split('.').skip(before))?;
+        let mut number = || numbers.next()?.parse::<u64>().ok();
+        let (stream_seq, consumer_seq, nanos, pending) = (number()?, number()?, number()?, number()?);
+        let time = Timestamp::from_micros(i64::try_from(nanos / 1000).ok()?);
+        Some(Self { stream_seq, consumer_seq, time, pending })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_forms_of_a_delivery_are_read() {
+        let expected = Delivery { stream_seq: 7, consumer_seq: 3, time: Timestamp::from_micros(1_700_000_000_000_001), pending: 9 };
+        for reply in [
+            "$JS.ACK.ACRI_LOGS.c.1.7.3.1700000000000001999.9",
+            "$JS.ACK._.hash.ACRI_LOGS.c.1.7.3.1700000000000001999.9",
+            "$JS.ACK._.hash.ACRI_LOGS.c.1.7.3.1700000000000001999.9.random",
+        ] {
+            assert_eq!(Delivery::of_reply(reply), Some(expected), "{reply}");
+        }
+        for bad in ["", "_INBOX.a", "$JS.ACK.a.b.c.d.e.f.g", "x.y.ACRI_LOGS.c.1.7.3.17.9"] {
+            assert_eq!(Delivery::of_reply(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn limits_are_refusals_and_absence_is_not() {
+        let error = |code, err_code| ApiError { code, err_code, description: String::new() };
+        assert!(matches!(error(503, 10077).into_fault("append"), Fault::Refused { .. }));
+        assert!(matches!(error(503, 10008).into_fault("append"), Fault::Unavailable { .. }));
+        assert!(matches!(error(400, 10054).into_fault("append"), Fault::Refused { .. }));
+    }
+}
