@@ -98,8 +98,6 @@ pub(crate) struct Walk {
     pub(crate) seen: Vec<Process>,
     /// How many of them are no zombies.
     pub(crate) living: u32,
-    /// How many of the living took the signal.
-    pub(crate) reached: u32,
 }
 
 /// Looks at the descendants of `root`, without `root` itself, and sends each of them a signal if one is given.
@@ -136,9 +134,10 @@ fn visit(pid: i32, parent: i32, root: i32, signal: Option<Signal>, walk: &mut Wa
         return;
     }
     walk.seen.push(Process { pid, start: stat.start });
-    let reached = signal.is_some_and(|signal| pidfd_send_signal(&pidfd, signal).is_ok());
+    if let Some(signal) = signal {
+        let _ = pidfd_send_signal(&pidfd, signal);
+    }
     walk.living += u32::from(!stat.is_dead());
-    walk.reached += u32::from(reached && !stat.is_dead());
 }
 
 /// The children of a process.

@@ -59,7 +59,9 @@ fn arrive() -> io::Result<(Order, OwnedFd, Option<Vec<u8>>)> {
     sys::close_others(&[]);
     let (input, answer) = (sys::take_inherited(0)?, sys::take_inherited(1)?);
     sys::null_stdio()?;
-    for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGPIPE, libc::SIGQUIT] {
+    for signal in
+        [libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGPIPE, libc::SIGQUIT, libc::SIGXFSZ]
+    {
         sys::ignore_signal(signal);
     }
     // Fails only if we lead a group already; then we are out of the terminal's reach as well.

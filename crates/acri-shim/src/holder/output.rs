@@ -9,7 +9,7 @@ use crate::tree::nanos;
 
 impl Holder {
     pub(super) fn spool_full(&self) -> bool {
-        !self.empty && self.spool.held() >= self.limits.spool_bytes_max
+        !self.empty && self.spool.held() >= self.limits.spool_bytes_max.max(1)
     }
 
     pub(super) fn read_output(&mut self, ready: &Ready) {

@@ -19,6 +19,8 @@
 //! There is no fsync: a reboot ends the harness too. The order between the streams is the order of reading.
 
 mod reader;
+#[cfg(test)]
+mod tests;
 mod writer;
 
 pub use reader::{Progress, Reader, RecordRef, Scratch};

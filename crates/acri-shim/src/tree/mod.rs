@@ -246,7 +246,11 @@ impl Tree {
 
     /// Sends a signal to every process, for a graceful end. Returns to how many.
     pub(crate) fn signal_all(&self, signal: Signal) -> u32 {
-        self.walk(Some(signal)).reached
+        // Not while walking: the children of a process that ends at once move away from under the walk.
+        let walk = self.walk(None);
+        let reached = walk.seen.iter().filter(|process| process.signal(signal)).count();
+        // A signal to a zombie succeeds too.
+        u32::try_from(reached).unwrap_or(u32::MAX).min(walk.living)
     }
 
     /// One round of killing. To be repeated until [`Self::is_empty`]: a process may have been forked meanwhile.
@@ -270,7 +274,6 @@ impl Tree {
                 break;
             }
         }
-        // Not while walking: the children of a process that dies move away from under the walk.
         for process in last {
             process.signal(Signal::KILL);
         }

@@ -1,10 +1,10 @@
-use std::process::{Command, Stdio};
+use std::path::PathBuf;
 
-use acri_shim::Limits;
 use acri_shim::spool::{Progress, Stream};
-use acri_shim::wire::{Body, Op, Release};
+use acri_shim::wire::{Body, Kill, Op, Release};
+use acri_shim::{ExitReason, Limits};
 
-use crate::support::{OWNER, Place, Run, read_all, until};
+use crate::support::{OWNER, Place, Run, make_private, read_all, skipped, until};
 
 /// Every stream's records lie one behind the other, in the spool and in their own stream.
 fn assert_contiguous(run: &Run) {
@@ -100,24 +100,8 @@ fn a_full_spool_blocks_the_harness_and_a_release_lets_it_go_on() {
 #[test]
 fn a_full_disk_loses_nothing() {
     let place = Place::new();
-    let mounted = place.state.path().join("small");
-    std::fs::create_dir(&mounted).expect("create");
-    #[expect(clippy::disallowed_methods, reason = "a test mounts a small disk")]
-    let mount = |args: &[&str]| {
-        let mut command = Command::new(args[0]);
-        command
-            .args(&args[1..])
-            .arg(&mounted)
-            .stderr(Stdio::null())
-            .status()
-            .is_ok_and(|s| s.success())
-    };
-    if !mount(&["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs"]) {
-        println!("skipped: not permitted to mount a small disk");
-        return;
-    }
-    let dir = mounted.join("run");
-    crate::support::make_private(&dir);
+    let Some(disk) = SmallDisk::mount(&place) else { return };
+    let dir = disk.run_dir();
     let mut launch = place.launch("head -c 5000000 /dev/urandom | tee copy; exit 0");
     launch.dir = dir.clone();
     let mut run =
@@ -142,8 +126,74 @@ fn a_full_disk_loses_nothing() {
     assert_eq!(exit.stdout_bytes, 5_000_000);
     let copy = std::fs::read(run.place.state.path().join("copy")).expect("the copy");
     assert!(seen == copy, "the bytes differ");
-    drop(run);
-    assert!(mount(&["umount"]));
+}
+
+#[test]
+fn a_kill_on_a_full_disk_is_recorded_and_done_at_once() {
+    let place = Place::new();
+    let Some(disk) = SmallDisk::mount(&place) else { return };
+    let dir = disk.run_dir();
+    let mut launch = place.launch("trap '' TERM; setsid yes & yes");
+    launch.dir = dir.clone();
+    let mut run =
+        Run::try_launch(Place { dir: dir.clone(), state: place.state }, &launch).expect("start");
+    let mut client = run.client();
+    let filled = until("the disk is full", || match client.call(Op::Status) {
+        Ok(Body::Status(status)) => status.disk_refuses.then_some(status),
+        other => panic!("{other:?}"),
+    });
+    let kill = Kill { epoch: OWNER.epoch, reason: "full".to_owned(), ..Kill::default() };
+    let Ok(Body::Killed(killed)) = client.call(Op::Kill(kill)) else { panic!("not killed") };
+    assert!(killed.processes >= 2, "{killed:?}");
+    assert_eq!(run.scan().kill.expect("recorded").reason, "full");
+    assert!(run.scan().alive, "what was read is still to be spooled");
+    // The rest of the output needs room: released bytes are given back until the exit can be recorded.
+    let mut offset = read_all(&dir, 0).0.last().expect("records").next;
+    assert!(offset <= filled.spool_end);
+    while let Ok(answer) =
+        client.call(Op::Release(Release { epoch: OWNER.epoch, offset, token: Vec::new() }))
+    {
+        assert!(matches!(answer, Body::Released(_)), "{answer:?}");
+        offset = read_all(&dir, offset).0.last().map_or(offset, |r| r.next);
+    }
+    let exit = run.finished();
+    assert_eq!(exit.reason, ExitReason::Killed);
+    assert_eq!(read_all(&dir, offset).0.last().map_or(offset, |r| r.next), exit.spool_end);
+}
+
+/// A disk of one MiB, for as long as this lives.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    /// `None`, and a word about it, if that is not permitted.
+    fn mount(place: &Place) -> Option<Self> {
+        let at = place.state.path().join("small");
+        std::fs::create_dir(&at).expect("create");
+        let mounted = rustix::mount::mount(
+            "tmpfs",
+            &at,
+            "tmpfs",
+            rustix::mount::MountFlags::empty(),
+            Some(c"size=1m,mode=700"),
+        );
+        if let Err(error) = mounted {
+            skipped(&format!("mount a small disk: {error}"));
+            return None;
+        }
+        Some(Self(at))
+    }
+
+    fn run_dir(&self) -> PathBuf {
+        let dir = self.0.join("run");
+        make_private(&dir);
+        dir
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
+    }
 }
 
 #[test]

@@ -185,3 +185,9 @@ pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         std::thread::sleep(Duration::from_millis(2));
     }
 }
+
+/// Says that a test could not be made here.
+#[expect(clippy::print_stdout, reason = "the only way to tell who runs the tests")]
+pub(crate) fn skipped(why: &str) {
+    println!("skipped: {why}");
+}
