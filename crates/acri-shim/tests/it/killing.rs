@@ -7,7 +7,7 @@ use acri_shim::{ExitReason, Limits, Process, Tier};
 
 use rustix::process::Signal;
 
-use crate::support::{ALL_TIERS, LIMIT, OWNER, Run, until};
+use crate::support::{LIMIT, OWNER, Run, tiers, until};
 
 /// Prints its number, ignores SIGTERM, has left its session, twice forked; waits for ever.
 const TREE: &str = "trap '' TERM; \
@@ -63,7 +63,7 @@ fn assert_gone(tree: &[Process]) {
 
 #[test]
 fn a_kill_ends_a_tree_that_hides_and_ignores_in_every_tier() {
-    for tier in ALL_TIERS {
+    for &tier in tiers() {
         let mut run = Run::in_tier(tier, TREE);
         run.until_says("up");
         let tree = grown(&run, 6);
@@ -87,7 +87,7 @@ fn a_kill_ends_a_tree_that_hides_and_ignores_in_every_tier() {
 
 #[test]
 fn a_second_kill_is_told_so_and_the_first_record_stays() {
-    for tier in ALL_TIERS {
+    for &tier in tiers() {
         let mut run = Run::in_tier(tier, "trap '' TERM; echo up; sleep 1000");
         run.until_says("up");
         // In one write, or the shim might be gone before the second.
@@ -115,7 +115,7 @@ fn a_second_kill_is_told_so_and_the_first_record_stays() {
 
 #[test]
 fn a_stop_lets_processes_finish_and_says_so() {
-    for tier in ALL_TIERS {
+    for &tier in tiers() {
         // The main process leaves at once, its child needs longer than the drain for its last words.
         let script = "sh -c 'trap \"sleep 0.4; echo last words; exit 0\" TERM; echo up; while :; do sleep 0.05; done' & \
                       trap 'exit 3' TERM; wait";
@@ -137,7 +137,7 @@ fn a_stop_lets_processes_finish_and_says_so() {
 
 #[test]
 fn what_the_main_process_leaves_behind_is_killed_and_its_output_kept() {
-    for tier in ALL_TIERS {
+    for &tier in tiers() {
         let script = "setsid sh -c 'trap \"\" TERM HUP; echo left; sleep 1000' & sleep 1000 & echo up; exit 4";
         let mut run = Run::in_tier(tier, script);
         let exit = run.finished();
@@ -151,7 +151,7 @@ fn what_the_main_process_leaves_behind_is_killed_and_its_output_kept() {
 
 #[test]
 fn a_fork_bomb_is_ended_in_every_tier() {
-    for tier in ALL_TIERS {
+    for &tier in tiers() {
         // Bounded in width, endless in time: each one forks a successor and ends.
         let script = "f() { sh -c \"$0\" \"$0\" & }; echo up; i=0; while [ $i -lt 8 ]; do \
                       sh -c 'while :; do (sleep 0.01; sleep 0.01) & sleep 0.005; done' & i=$((i+1)); done; wait";
@@ -169,6 +169,9 @@ fn a_fork_bomb_is_ended_in_every_tier() {
 
 #[test]
 fn a_process_that_moved_out_of_the_cgroup_is_killed_all_the_same() {
+    if !tiers().contains(&Tier::Cgroup) {
+        return;
+    }
     let mut run = Run::in_tier(
         Tier::Cgroup,
         "setsid sh -c 'sleep 1000; exit 1' & setsid sleep 1000 & echo up; wait; sleep 1000",
@@ -189,7 +192,7 @@ fn a_process_that_moved_out_of_the_cgroup_is_killed_all_the_same() {
 
 #[test]
 fn the_harness_dies_with_a_shim_that_is_killed_in_the_first_two_tiers() {
-    for tier in [Tier::Cgroup, Tier::Pidns] {
+    for &tier in tiers().iter().filter(|tier| **tier != Tier::Subreaper) {
         let mut run = Run::in_tier(tier, TREE);
         run.until_says("up");
         let tree = grown(&run, 6);
@@ -224,6 +227,9 @@ fn in_the_third_tier_the_main_process_dies_with_the_shim_and_a_sweep_finds_no_mo
 
 #[test]
 fn a_killed_guardian_is_replaced_and_does_its_duty() {
+    if !tiers().contains(&Tier::Cgroup) {
+        return;
+    }
     let mut run = Run::in_tier(Tier::Cgroup, "echo up; setsid sleep 1000 & sleep 1000");
     run.until_says("up");
     let shim = run.spawned.shim_pid();
@@ -250,7 +256,7 @@ fn a_killed_guardian_is_replaced_and_does_its_duty() {
 
 #[test]
 fn a_run_without_an_owner_is_killed_and_says_why() {
-    for tier in ALL_TIERS {
+    for &tier in tiers() {
         let mut run =
             Run::launch("trap '' TERM; echo up; setsid sleep 1000 & sleep 1000", |launch| {
                 launch.tiers = vec![tier];

@@ -5,7 +5,7 @@ use acri_shim::{
     ExitReason, FailureKind, KillRequest, Launch, Phase, SpawnError, Tier, latch_kill, remove, scan,
 };
 
-use crate::support::{ALL_TIERS, OWNER, Place, Run, make_private};
+use crate::support::{OWNER, Place, Run, make_private, tiers};
 
 /// Launches what cannot start and returns what was said, after checking that nothing is left.
 fn refused(change: impl FnOnce(&Place, &mut Launch)) -> (FailureKind, String) {
@@ -48,7 +48,7 @@ fn a_program_that_may_not_be_executed_is_told_by_path() {
 
 #[test]
 fn a_script_with_a_missing_interpreter_fails_in_every_tier_and_leaves_nothing() {
-    for tier in ALL_TIERS {
+    for &tier in tiers() {
         let (kind, text) = refused(|place, launch| {
             let path = place.state.path().join("script");
             std::fs::write(&path, "#!/no/such/interpreter\n").expect("write");
@@ -99,7 +99,7 @@ fn an_unavailable_tier_gives_way_to_the_next() {
 
 #[test]
 fn the_harness_gets_exactly_what_it_was_given_in_every_tier() {
-    for tier in ALL_TIERS {
+    for &tier in tiers() {
         let script = "env | sort; pwd; readlink /proc/self/fd/0; ls /proc/self/fd; \
                       grep -E 'Sig(Blk|Ign|Cgt)' /proc/self/status; cat /proc/self/oom_score_adj; \
                       [ $(ps -o sid= -p $$) -eq $$ ] && echo own session";
@@ -175,7 +175,7 @@ fn a_scan_after_the_exit_tells_all() {
 
 #[test]
 fn a_harness_that_dies_of_a_signal_is_told_so() {
-    for tier in ALL_TIERS {
+    for &tier in tiers() {
         let mut run = Run::in_tier(tier, "kill -USR1 $$");
         let exit = run.finished();
         assert_eq!((exit.code, exit.signal, exit.reason), (None, Some(10), ExitReason::Exited));

@@ -3,7 +3,7 @@ use std::time::Instant;
 use acri_shim::spool::{Progress, Reader, Scratch};
 use acri_shim::wire::{Body, Kill, Op};
 
-use crate::support::{ALL_TIERS, OWNER, Place, Run, until};
+use crate::support::{OWNER, Place, Run, tiers, until};
 
 /// Proportional set size of a process in KiB.
 fn pss_kib(pid: i32) -> Option<u64> {
@@ -25,7 +25,7 @@ fn own_processes(shim: i32) -> Vec<i32> {
 
 #[test]
 fn many_shims_are_small() {
-    for tier in ALL_TIERS {
+    for &tier in tiers() {
         let runs: Vec<Run> =
             (0..30).map(|_| Run::in_tier(tier, "echo up; exec sleep 1000")).collect();
         runs[29].until_says("up");
@@ -44,7 +44,7 @@ fn many_shims_are_small() {
 
 #[test]
 fn an_idle_shim_uses_no_time() {
-    for tier in ALL_TIERS {
+    for &tier in tiers() {
         let run = Run::in_tier(tier, "echo up; exec sleep 1000");
         run.until_says("up");
         let switches = || {
@@ -96,7 +96,7 @@ fn speed_of_spooling_reading_and_killing() {
         == Progress::More
     {}
     println!("read {bytes} bytes in {:?}", began.elapsed());
-    for tier in ALL_TIERS {
+    for &tier in tiers() {
         let mut took: Vec<u64> = (0..30)
             .map(|_| {
                 let mut run = Run::in_tier(tier, "sleep 1000 & sleep 1000 & echo up; wait");

@@ -2,18 +2,21 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use acri_shim::client::Client;
 use acri_shim::spool::{Progress, Reader, Scratch, Stream};
 use acri_shim::wire::{Body, Op, Watch};
-use acri_shim::{Exit, Launch, Limits, Owner, Scan, SpawnError, Spawned, Tier, scan, spawn};
+use acri_shim::{
+    Exit, FailureKind, Launch, Limits, Owner, Scan, SpawnError, Spawned, Tier, scan, spawn,
+};
 
 /// The bound of every wait.
 pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 pub(crate) const EXE: &str = env!("CARGO_BIN_EXE_acri-shim-test");
 pub(crate) const OWNER: Owner = Owner { epoch: 3, incarnation: [9; 16] };
-pub(crate) const ALL_TIERS: [Tier; 3] = [Tier::Cgroup, Tier::Pidns, Tier::Subreaper];
+const ALL_TIERS: [Tier; 3] = [Tier::Cgroup, Tier::Pidns, Tier::Subreaper];
 
 /// A directory of one run inside a temporary state directory.
 pub(crate) struct Place {
@@ -190,4 +193,27 @@ pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 #[expect(clippy::print_stdout, reason = "the only way to tell who runs the tests")]
 pub(crate) fn skipped(why: &str) {
     println!("skipped: {why}");
+}
+
+/// The tiers that can be had here, found out once. The third one always can.
+pub(crate) fn tiers() -> &'static [Tier] {
+    static TIERS: OnceLock<Vec<Tier>> = OnceLock::new();
+    TIERS.get_or_init(|| {
+        let available = |tier: &Tier| {
+            let place = Place::new();
+            let mut launch = place.launch("exit 0");
+            launch.tiers = vec![*tier];
+            match Run::try_launch(place, &launch) {
+                Ok(_) => true,
+                Err(SpawnError::Failed { kind: FailureKind::Tier, text }) => {
+                    skipped(&text);
+                    false
+                }
+                Err(other) => panic!("{other:?}"),
+            }
+        };
+        let tiers: Vec<Tier> = ALL_TIERS.into_iter().filter(available).collect();
+        assert!(tiers.contains(&Tier::Subreaper));
+        tiers
+    })
 }
