@@ -283,6 +283,12 @@ pub trait Session: Send + Sync {
     /// [`Fault::Broken`] if the holder died without a word: the harness is
     /// gone (or best effort was made, tier three) and its status unknown.
     async fn exit(&self) -> Result<Exit, Fault>;
+    /// What it means when [`Session::exit`] says [`Fault::Broken`]:
+    /// `harness_lost` or `machine_restarted`. What can still be read of a run
+    /// that was lost is read through a session like any other.
+    fn lost_reason(&self) -> acri::event::FailReason {
+        acri::event::FailReason::HarnessLost
+    }
     /// Gives up output below the offset and keeps the resume token for the
     /// next owner.
     ///

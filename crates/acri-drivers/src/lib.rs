@@ -9,3 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod driver;
+pub mod process;
+pub mod scripted;
+#[cfg(feature = "testing")]
+pub mod suite;
