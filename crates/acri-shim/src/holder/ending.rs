@@ -76,11 +76,10 @@ impl Holder {
         if self.killing_since_ns.is_some() || self.empty {
             return;
         }
-        self.victims = self.tree.count();
         let now = sys::boot_ns();
         self.killing_since_ns = Some(now);
         self.next_round_ns = now + nanos(KILL_ROUND);
-        self.tree.kill_round();
+        self.victims = self.tree.kill_first();
         self.tree.look();
     }
 

@@ -231,7 +231,8 @@ impl Holder {
         let tree_from = fds.len();
         fds.extend(self.tree.watched().map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)));
         let pipes_from = fds.len();
-        let reading = self.pending.is_none() && !self.spool_full();
+        // Not while the disk is to be left alone: nobody would read, and the descriptor would stay ready.
+        let reading = self.pending.is_none() && self.retry_at_ns.is_none() && !self.spool_full();
         let open = |stream: &Stream| reading && self.pipes[stream.index()].is_some();
         let polled: Vec<Stream> = Stream::ALL.into_iter().filter(open).collect();
         for pipe in polled.iter().filter_map(|stream| self.pipes[stream.index()].as_ref()) {

@@ -236,14 +236,6 @@ impl Tree {
         }
     }
 
-    /// Processes alive now, as far as a walk sees them.
-    pub(crate) fn count(&self) -> u32 {
-        match &self.cgroup {
-            Some((cgroup, _)) => cgroup.count(),
-            None => self.walk(None).living,
-        }
-    }
-
     /// Sends a signal to every process, for a graceful end. Returns to how many.
     pub(crate) fn signal_all(&self, signal: Signal) -> u32 {
         // Not while walking: the children of a process that ends at once move away from under the walk.
@@ -253,30 +245,45 @@ impl Tree {
         u32::try_from(reached).unwrap_or(u32::MAX).min(walk.living)
     }
 
+    /// The first round of killing. Returns how many processes were seen alive.
+    pub(crate) fn kill_first(&self) -> u32 {
+        let seen = match (&self.namespace, &self.cgroup) {
+            (Some(_), _) => self.walk(None).living,
+            (None, Some((cgroup, _))) if !cgroup.is_empty() => cgroup.count(),
+            // Counted while it is being killed.
+            (None, _) => return self.stop_and_kill(),
+        };
+        self.kill_round();
+        seen
+    }
+
     /// One round of killing. To be repeated until [`Self::is_empty`]: a process may have been forked meanwhile.
     pub(crate) fn kill_round(&self) {
-        if let Some(namespace) = &self.namespace {
-            namespace.kill();
-            return;
+        match (&self.namespace, &self.cgroup) {
+            (Some(namespace), _) => namespace.kill(),
+            (None, Some((cgroup, _))) if !cgroup.is_empty() => cgroup.kill(),
+            // The third tier; or the first one, for who moved out of the cgroup.
+            (None, _) => {
+                self.stop_and_kill();
+            }
         }
-        if let Some((cgroup, _)) = &self.cgroup
-            && !cgroup.is_empty()
-        {
-            cgroup.kill();
-            return;
-        }
-        // Stopped first, then killed: a tree that forks faster than it is walked is at rest after some walks.
-        let mut last = self.walk(Some(Signal::STOP)).seen;
+    }
+
+    /// Stopped first, then killed: a tree that forks faster than it is walked is at rest after some walks.
+    fn stop_and_kill(&self) -> u32 {
+        let mut walk = self.walk(Some(Signal::STOP));
         for _ in 1..WALKS_PER_ROUND {
-            let before = last.len();
-            last = self.walk(Some(Signal::STOP)).seen;
-            if last.len() <= before {
+            let next = self.walk(Some(Signal::STOP));
+            let grown = next.seen.len() > walk.seen.len();
+            walk = next;
+            if !grown {
                 break;
             }
         }
-        for process in last {
+        for process in &walk.seen {
             process.signal(Signal::KILL);
         }
+        walk.living
     }
 
     /// Gives back what the tree stood on. Only when it is empty.

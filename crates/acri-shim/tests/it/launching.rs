@@ -2,7 +2,8 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use acri_shim::spool::Stream;
 use acri_shim::{
-    ExitReason, FailureKind, KillRequest, Launch, Phase, SpawnError, Tier, latch_kill, remove, scan,
+    ExitReason, FailureKind, KillRequest, Launch, Phase, Process, SpawnError, Tier, latch_kill,
+    remove, scan,
 };
 
 use crate::support::{OWNER, Place, Run, make_private, tiers};
@@ -211,4 +212,46 @@ fn a_very_long_state_path_works() {
     launch.dir = deep.clone();
     let run = Run::try_launch(Place { dir: deep, state: place.state }, &launch).expect("start");
     run.until_says("deep");
+}
+
+#[test]
+fn a_program_that_is_no_shim_gives_no_answer_and_a_missing_one_is_told() {
+    let place = Place::new();
+    let launch = place.launch("exit 0");
+    let error = acri_shim::spawn("/bin/true".as_ref(), &launch).expect_err("no shim");
+    assert!(matches!(error, SpawnError::NoAnswer { .. }), "{error:?}");
+    let error = acri_shim::spawn("/no/such/shim".as_ref(), &launch).expect_err("no shim");
+    assert!(matches!(error, SpawnError::Shim { .. }), "{error:?}");
+}
+
+#[test]
+fn after_a_restart_of_the_machine_the_scan_says_so_and_nothing_is_signalled() {
+    let mut run = Run::start("exit 0");
+    run.finished();
+    let mut meta = run.scan().meta.expect("meta");
+    // An innocent process that has the number now.
+    meta.harness =
+        Some(Process::of(i32::try_from(std::process::id()).expect("small")).expect("self"));
+    meta.boot_id = "another".to_owned();
+    let bytes = rmp_serde::encode::to_vec_named(&meta).expect("encode");
+    std::fs::write(run.dir().join("meta"), bytes).expect("write");
+    assert!(run.scan().boot_changed);
+    assert_eq!(acri_shim::sweep(run.dir()).expect("sweep"), 0);
+}
+
+#[test]
+fn a_damaged_state_file_is_an_error_and_not_a_missing_one() {
+    let mut run = Run::start("exit 0");
+    run.finished();
+    for name in ["exit", "meta", "owner", "secret"] {
+        let path = run.dir().join(name);
+        let good = std::fs::read(&path).expect("read");
+        for bad in [&good[..good.len() - 1], &[&good[..], b"x"].concat(), b"", b"\xc1"] {
+            std::fs::write(&path, bad).expect("damage");
+            let error = scan(run.dir()).expect_err("damaged");
+            assert_eq!(error.kind(), std::io::ErrorKind::InvalidData, "{name} {bad:?}");
+        }
+        std::fs::write(&path, good).expect("repair");
+    }
+    assert!(run.scan().exit.is_some());
 }

@@ -1,4 +1,4 @@
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use acri_shim::spool::{Progress, Reader, Scratch};
 use acri_shim::wire::{Body, Kill, Op};
@@ -97,9 +97,12 @@ fn speed_of_spooling_reading_and_killing() {
     {}
     println!("read {bytes} bytes in {:?}", began.elapsed());
     for &tier in tiers() {
+        let mut starts = Duration::ZERO;
         let mut took: Vec<u64> = (0..30)
             .map(|_| {
+                let began = Instant::now();
                 let mut run = Run::in_tier(tier, "sleep 1000 & sleep 1000 & echo up; wait");
+                starts += began.elapsed();
                 run.until_says("up");
                 let kill = Kill { epoch: OWNER.epoch, ..Kill::default() };
                 let Ok(Body::Killed(killed)) = run.client().call(Op::Kill(kill)) else {
@@ -111,5 +114,6 @@ fn speed_of_spooling_reading_and_killing() {
             .collect();
         took.sort_unstable();
         println!("{tier:?}: kill to proof {} us median, {} us worst of 30", took[15], took[29]);
+        println!("{tier:?}: start {:?} mean", starts / 30);
     }
 }
