@@ -192,7 +192,7 @@ pub struct Exit {
 pub struct Scan {
     /// A shim holds the lock.
     pub alive: bool,
-    /// Missing: nothing was ever started here.
+    /// Missing: nothing was ever started here, or a living shim has only begun.
     pub meta: Option<Meta>,
     /// Present: the run has ended and the spool is complete.
     pub exit: Option<Exit>,
@@ -266,6 +266,9 @@ pub fn remove(dir: &Path) -> io::Result<()> {
 
 /// Records a Kill in the directory of a run whose shim cannot be asked yet: it is honoured before and right after the
 /// harness is started. The first recorded Kill stays. True if this one was recorded.
+///
+/// It may come a moment too late for that last look. So a caller whose launch succeeds in spite of it asks for the Kill
+/// over the socket as well, which is answered with `already`.
 pub fn latch_kill(dir: &Path, request: &KillRequest) -> io::Result<bool> {
     let (temporary, bytes) =
         (dir.join(format!(".kill.{}", std::process::id())), to_bytes(request)?);

@@ -65,6 +65,11 @@ impl Holder {
         if self.kill.is_some() {
             return true;
         }
+        // The node may have latched one after the last look at the file: that one came first.
+        if let Ok(Some(latched)) = rundir::read::<KillRequest>(self.files.dir(), KILL) {
+            self.kill = Some(latched);
+            return true;
+        }
         // A full disk must not save the tree: the file is written later, before the exit.
         self.unwritten.kill = self.files.write_surely(KILL, &request).is_err();
         self.kill = Some(request);

@@ -232,26 +232,52 @@ fn a_killed_guardian_is_replaced_and_does_its_duty() {
     }
     let mut run = Run::in_tier(Tier::Cgroup, "echo up; setsid sleep 1000 & sleep 1000");
     run.until_says("up");
-    let shim = run.spawned.shim_pid();
-    let guardian = || {
-        let list = std::fs::read_to_string(format!("/proc/{shim}/task/{shim}/children"))
-            .unwrap_or_default();
-        let pids: Vec<i32> =
-            list.split_whitespace().map(|w| w.parse().expect("a number")).collect();
-        let named = |pid: &&i32| {
-            std::fs::read_to_string(format!("/proc/{pid}/comm"))
-                .is_ok_and(|name| name.starts_with("acri-guardian"))
-        };
-        pids.iter().find(named).copied()
-    };
-    let first = until("there is a guardian", guardian);
-    let pid = rustix::process::Pid::from_raw(first).expect("a number");
-    rustix::process::kill_process(pid, Signal::KILL).expect("kill the guardian");
-    until("there is another guardian", || guardian().filter(|pid| *pid != first));
+    let first = until("there is a guardian", || guardian_of(&run));
+    rustix::process::kill_process(first, Signal::KILL).expect("kill the guardian");
+    until("there is another guardian", || guardian_of(&run).filter(|pid| *pid != first));
     let tree = grown(&run, 2);
     run.spawned.child.kill().expect("kill the shim");
     run.spawned.child.wait().expect("reap the shim");
     until("the tree is gone", || tree.iter().all(|p| !p.exists() || is_zombie(*p)).then_some(()));
+}
+
+#[test]
+fn what_shim_and_guardian_left_is_swept() {
+    if !tiers().contains(&Tier::Cgroup) {
+        return;
+    }
+    let mut run = Run::in_tier(Tier::Cgroup, TREE);
+    run.until_says("up");
+    let tree = grown(&run, 6);
+    assert!(acri_shim::sweep(run.dir()).is_err(), "the shim lives");
+    // Held by its pidfd, since its parent is about to die.
+    let guardian = until("there is a guardian", || guardian_of(&run));
+    let pidfd =
+        rustix::process::pidfd_open(guardian, rustix::process::PidfdFlags::empty()).expect("open");
+    rustix::process::pidfd_send_signal(&pidfd, Signal::STOP).expect("stop the guardian");
+    run.spawned.child.kill().expect("kill the shim");
+    run.spawned.child.wait().expect("reap the shim");
+    assert!(tree.iter().any(|p| p.exists() && !is_zombie(*p)), "nothing is left to be swept");
+    acri_shim::sweep(run.dir()).expect("sweep");
+    assert!(tree.iter().all(|p| !p.exists() || is_zombie(*p)));
+    let cgroup = run.scan().meta.and_then(|meta| meta.cgroup).expect("a cgroup");
+    assert!(!cgroup.exists());
+    rustix::process::pidfd_send_signal(&pidfd, Signal::CONT).expect("let the guardian end");
+    let ended = rustix::event::PollFd::new(&pidfd, rustix::event::PollFlags::IN);
+    let limit = rustix::event::Timespec { tv_sec: 20, tv_nsec: 0 };
+    assert_eq!(rustix::event::poll(&mut [ended], Some(&limit)), Ok(1), "the guardian ends");
+}
+
+fn guardian_of(run: &Run) -> Option<rustix::process::Pid> {
+    let shim = run.spawned.shim_pid();
+    let list =
+        std::fs::read_to_string(format!("/proc/{shim}/task/{shim}/children")).unwrap_or_default();
+    let pids: Vec<i32> = list.split_whitespace().map(|w| w.parse().expect("a number")).collect();
+    let named = |pid: &&i32| {
+        std::fs::read_to_string(format!("/proc/{pid}/comm"))
+            .is_ok_and(|name| name.starts_with("acri-guardian"))
+    };
+    pids.iter().find(named).copied().and_then(rustix::process::Pid::from_raw)
 }
 
 #[test]
