@@ -138,7 +138,7 @@ impl Reader {
             Ok(file) => file,
             // Released between the listing and now: look again.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return self.gone_or(Progress::CaughtUp).map(Some);
+                return Ok(Some(Progress::More));
             }
             Err(error) => return Err(error),
         };
@@ -208,27 +208,21 @@ impl Reader {
         }
     }
 
-    /// No successor under the expected name: caught up, unless what follows has been released.
+    /// At the end of what was read, and no successor was there a moment ago.
     fn at_the_end(&self) -> io::Result<Progress> {
-        self.gone_or(Progress::CaughtUp)
-    }
-
-    fn gone_or(&self, otherwise: Progress) -> io::Result<Progress> {
+        let Some(own) = &self.segment else { return Ok(Progress::More) };
         let starts = segment_starts(&self.dir)?;
-        let holds = starts.iter().any(|start| *start <= self.offset);
-        match starts.iter().find(|start| **start > self.offset) {
-            // Segments follow each other without holes, so a later one alone means that ours was deleted.
-            Some(first)
-                if !holds
-                    || self
-                        .segment
-                        .as_ref()
-                        .is_some_and(|own| starts.binary_search(&own.start).is_err()) =>
-            {
-                Ok(Progress::Gone { first: *first })
-            }
-            Some(_) => Ok(Progress::BadTail { offset: self.offset }),
-            None => Ok(otherwise),
+        let later = starts.iter().find(|start| **start >= self.offset && **start != own.start);
+        let Some(later) = later else { return Ok(Progress::CaughtUp) };
+        // A later segment means that ours is final, so its length is: it may have grown between the read and the listing.
+        if *later == self.offset || own.file.metadata()?.len() > self.offset - own.start {
+            return Ok(Progress::More);
+        }
+        // Segments follow each other without holes: what was between here and the later one has been deleted, or lost.
+        if starts.binary_search(&own.start).is_err() {
+            Ok(Progress::Gone { first: *later })
+        } else {
+            Ok(Progress::BadTail { offset: self.offset })
         }
     }
 

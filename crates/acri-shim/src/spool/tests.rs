@@ -1,6 +1,7 @@
 //! Reading back what was written, and whatever else may lie in the files.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use proptest::prelude::*;
 
@@ -8,6 +9,7 @@ use super::{
     Append, HEADER_BYTES, Progress, Reader, Scratch, Stream, Writer, segment_name, segment_starts,
 };
 use crate::limits::RECORD_PAYLOAD_BYTES_MAX;
+use crate::rundir::Files;
 
 type Seen = (u64, u64, Stream, Vec<u8>);
 type Payloads = Vec<(Stream, Vec<u8>)>;
@@ -88,6 +90,39 @@ fn a_reader_that_waits_at_the_end_follows_the_writer_over_segments() {
         }
         assert_eq!(writer.append(Stream::Stdout, &[1; 90]), Append::Done);
     }
+}
+
+#[test]
+fn a_reader_beside_a_busy_writer_sees_every_record_once() {
+    const RECORDS: u32 = 30_000;
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let _alive = Files::lock(dir.path()).expect("lock").expect("nobody else");
+    let mut writer = Writer::create(dir.path(), 700).expect("begin a spool");
+    let released = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for i in 0..RECORDS {
+                let mut payload = vec![7; 4 + (i as usize * 31) % 300];
+                payload[..4].copy_from_slice(&i.to_le_bytes());
+                assert_eq!(writer.append(Stream::Stdout, &payload), Append::Done);
+                writer.release(released.load(Ordering::Relaxed));
+            }
+        });
+        let (mut reader, mut scratch, mut expected) =
+            (Reader::open(dir.path(), 0), Scratch::default(), 0);
+        while expected < RECORDS {
+            let each = |r: super::RecordRef<'_>| {
+                assert_eq!(r.payload[..4], expected.to_le_bytes());
+                expected += 1;
+            };
+            let progress = reader.read_batch(&mut scratch, 2000, each).expect("read");
+            assert!(
+                matches!(progress, Progress::More | Progress::CaughtUp),
+                "{progress:?} at {expected}"
+            );
+            released.store(reader.offset(), Ordering::Relaxed);
+        }
+    });
 }
 
 proptest! {
