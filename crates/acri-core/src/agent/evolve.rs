@@ -7,7 +7,9 @@ use super::{Accepted, AcceptedOrder, Agent, End, Kill, Last, Owner, Removal, Run
 use crate::appender::Stored;
 use acri::{
     Event, EventEnvelope, RunId, RunState, StreamSeq, Timestamp, codec,
-    event::{AgentCreated, KillCause, RunAccepted, RunStopRequested},
+    event::{
+        AgentCreated, ExitStatus, KillCause, RunAccepted, RunFailed, RunKilled, RunStopRequested,
+    },
     id::{EventSeq, Sha256Digest},
     limits::COMMAND_AGE_MAX,
     status::Termination,
@@ -40,8 +42,14 @@ pub enum FoldError {
 /// When a command id is too old to be repeated: the end of its memory. An id
 /// without a time counts from when it was accepted.
 fn forgotten_after(command: acri::CommandId, accepted: Timestamp) -> Timestamp {
-    let minted = command.millis().and_then(|millis| i64::try_from(millis).ok()).and_then(|ms| ms.checked_mul(1000));
-    minted.map_or(accepted, Timestamp::from_micros).plus(COMMAND_AGE_MAX).plus(Duration::from_millis(1))
+    let minted = command
+        .millis()
+        .and_then(|millis| i64::try_from(millis).ok())
+        .and_then(|ms| ms.checked_mul(1000));
+    minted
+        .map_or(accepted, Timestamp::from_micros)
+        .plus(COMMAND_AGE_MAX)
+        .plus(Duration::from_millis(1))
 }
 
 /// The digest by which a repeated task is told from another one.
@@ -55,7 +63,9 @@ impl Agent {
     ///
     /// # Errors
     /// The first event that cannot be folded.
-    pub fn fold<'a>(history: impl IntoIterator<Item = &'a Stored>) -> Result<Option<Self>, FoldError> {
+    pub fn fold<'a>(
+        history: impl IntoIterator<Item = &'a Stored>,
+    ) -> Result<Option<Self>, FoldError> {
         let mut agent: Option<Self> = None;
         for stored in history {
             match &mut agent {
@@ -73,7 +83,9 @@ impl Agent {
     pub(crate) fn first(stored: &Stored) -> Result<Self, FoldError> {
         let envelope = decode(stored)?;
         let unfit = |problem: &str| Err(unfit(stored, &envelope, problem));
-        let Event::AgentCreated(AgentCreated { spec, capabilities, working_directory }) = &envelope.event else {
+        let Event::AgentCreated(AgentCreated { spec, capabilities, working_directory }) =
+            &envelope.event
+        else {
             return unfit("is the agent's first event and not agent.created");
         };
         if envelope.sequence != EventSeq(1) || envelope.prev.is_some() || envelope.epoch.0 == 0 {
@@ -105,11 +117,12 @@ impl Agent {
     /// does not fit. The agent is then unusable: part of the event may be in.
     pub fn evolve(&mut self, stored: &Stored) -> Result<(), FoldError> {
         let envelope = decode(stored)?;
-        self.fits(stored, &envelope).and_then(|()| self.apply(&envelope)).map_err(|problem| {
-            unfit(stored, &envelope, &problem)
-        })?;
+        self.fits(stored, &envelope)
+            .and_then(|()| self.apply(&envelope))
+            .map_err(|problem| unfit(stored, &envelope, &problem))?;
         self.last = last_of(stored, &envelope);
-        self.accepted.retain(|command, accepted| envelope.time <= forgotten_after(*command, accepted.at));
+        self.accepted
+            .retain(|command, accepted| envelope.time <= forgotten_after(*command, accepted.at));
         Ok(())
     }
 
@@ -134,7 +147,10 @@ impl Agent {
                 return Err(format!("claims epoch {} after {}", envelope.epoch, self.owner.epoch));
             }
         } else if envelope.epoch != self.owner.epoch {
-            return Err(format!("bears epoch {}, the owner's is {}", envelope.epoch, self.owner.epoch));
+            return Err(format!(
+                "bears epoch {}, the owner's is {}",
+                envelope.epoch, self.owner.epoch
+            ));
         }
         Ok(())
     }
@@ -182,13 +198,20 @@ impl Agent {
         if let Event::RunAccepted(data) = &envelope.event {
             return self.accept(id, data, envelope);
         }
+        if matches!(envelope.event, Event::Unknown { .. }) && !self.runs.contains_key(&id) {
+            return Ok(());
+        }
         let Some(run) = self.runs.get_mut(&id) else {
             return Err(format!("is of run {id}, which was never accepted"));
         };
         if envelope.run_sequence != Some(run.sequence.next()) {
-            return Err(format!("has run sequence {:?} after {}", envelope.run_sequence.map(|seq| seq.0), run.sequence));
+            return Err(format!(
+                "has run sequence {:?} after {}",
+                envelope.run_sequence.map(|seq| seq.0),
+                run.sequence
+            ));
         }
-        if run.sealed {
+        if run.sealed && !matches!(envelope.event, Event::Unknown { .. }) {
             return Err(format!("follows the seal of run {id}"));
         }
         run.evolve(envelope)?;
@@ -197,20 +220,24 @@ impl Agent {
             let known = run.sources.entry(source.stream).or_insert(source);
             *known = source.max(*known);
         }
-        match &envelope.event {
-            Event::RunStopRequested(RunStopRequested { reason, deadline, on_expiry }) => self.remember(
-                envelope,
-                AcceptedOrder::Stop { run: id, reason: reason.clone(), on_expiry: *on_expiry, deadline: *deadline },
-            ),
-            Event::RunKillRequested(data) => {
-                self.remember(envelope, AcceptedOrder::Kill { run: id, reason: data.reason.clone() });
-            }
-            _ => {}
+        if let Event::RunStopRequested(RunStopRequested { reason, deadline, on_expiry }) =
+            &envelope.event
+        {
+            let (reason, on_expiry, deadline) = (reason.clone(), *on_expiry, *deadline);
+            self.remember(envelope, AcceptedOrder::Stop { run: id, reason, on_expiry, deadline });
+        }
+        if let Event::RunKillRequested(data) = &envelope.event {
+            self.remember(envelope, AcceptedOrder::Kill { run: id, reason: data.reason.clone() });
         }
         Ok(())
     }
 
-    fn accept(&mut self, id: RunId, data: &RunAccepted, envelope: &EventEnvelope) -> Result<(), String> {
+    fn accept(
+        &mut self,
+        id: RunId,
+        data: &RunAccepted,
+        envelope: &EventEnvelope,
+    ) -> Result<(), String> {
         if let Some(open) = self.open_run() {
             return Err(format!("begins run {id} while run {} is open", open.id));
         }
@@ -220,24 +247,27 @@ impl Agent {
         if envelope.run_sequence != Some(EventSeq(1)) {
             return Err("begins a run at another sequence than 1".to_owned());
         }
-        self.runs.insert(id, Run {
+        self.runs.insert(
             id,
-            sequence: EventSeq(1),
-            accepted_at: envelope.time,
-            command: envelope.cause,
-            principal: envelope.principal.clone(),
-            task: Some(data.task.clone()),
-            state: RunState::Pending,
-            since: envelope.time,
-            started: false,
-            waiting: None,
-            stop: None,
-            stops: BTreeMap::new(),
-            kill: None,
-            end: None,
-            sealed: false,
-            sources: BTreeMap::new(),
-        });
+            Run {
+                id,
+                sequence: EventSeq(1),
+                accepted_at: envelope.time,
+                command: envelope.cause,
+                principal: envelope.principal.clone(),
+                task: Some(data.task.clone()),
+                state: RunState::Pending,
+                since: envelope.time,
+                started: false,
+                waiting: None,
+                stop: None,
+                stops: BTreeMap::new(),
+                kill: None,
+                end: None,
+                sealed: false,
+                sources: BTreeMap::new(),
+            },
+        );
         self.last_run = Some(id);
         self.remember(envelope, AcceptedOrder::Start { run: id, task: task_digest(&data.task) });
         Ok(())
@@ -289,12 +319,25 @@ impl Run {
                 let principal = envelope.principal.clone().unwrap_or_default();
                 self.kill = Some(Kill { command, principal, reason: data.reason.clone() });
             }
-            Event::RunCompleted(_) | Event::RunStopped(_) | Event::RunFailed(_) | Event::RunKilled(_) => {
-                self.end(&envelope.event, time);
+            Event::RunCompleted(data) => {
+                self.end(
+                    RunState::Completed,
+                    End::new(Termination::Completed, None, data.exit, time),
+                );
             }
+            Event::RunStopped(data) => {
+                let end =
+                    End::new(Termination::Stopped, Some(data.reason.clone()), data.exit, time);
+                self.end(RunState::Stopped, end);
+            }
+            Event::RunFailed(data) => self.fail(data, time),
+            Event::RunKilled(data) => self.killed(data, time),
             Event::RunLogsSealed(_) => return Err("seals a run that has not ended".to_owned()),
             Event::EscalationRaised(_) | Event::Unknown { .. } => {}
-            Event::RunAccepted(_) | Event::AgentCreated(_) | Event::AgentAssigned(_) | Event::AgentRemoved(_) => {
+            Event::RunAccepted(_)
+            | Event::AgentCreated(_)
+            | Event::AgentAssigned(_)
+            | Event::AgentRemoved(_) => {
                 return Err("is the agent's own and names a run".to_owned());
             }
         }
@@ -328,7 +371,11 @@ impl Run {
         self.since = time;
     }
 
-    fn stop_requested(&mut self, data: &RunStopRequested, envelope: &EventEnvelope) -> Result<(), String> {
+    fn stop_requested(
+        &mut self,
+        data: &RunStopRequested,
+        envelope: &EventEnvelope,
+    ) -> Result<(), String> {
         let command = envelope.cause.ok_or("is a Stop without its command")?;
         self.stops.insert(command, data.reason.clone());
         self.stop = Some(Stop {
@@ -341,42 +388,41 @@ impl Run {
         Ok(())
     }
 
-    fn end(&mut self, event: &Event, at: Timestamp) {
-        let end = |termination, reason: Option<&str>, exit| End {
-            termination,
-            failure: None,
-            reason: reason.map(str::to_owned),
-            exit,
-            at,
-        };
-        let (state, end) = match event {
-            Event::RunCompleted(data) => (RunState::Completed, end(Termination::Completed, None, data.exit)),
-            Event::RunStopped(data) => {
-                (RunState::Stopped, end(Termination::Stopped, Some(&data.reason), data.exit))
-            }
-            Event::RunKilled(data) => {
-                let cause = match data.cause {
-                    KillCause::Requested => "killed",
-                    KillCause::GraceExpired => "grace expired",
-                };
-                let reason = format!("{cause}: {}", data.reason);
-                (RunState::Failed, end(Termination::Killed, Some(&reason), data.exit))
-            }
-            Event::RunFailed(data) => {
-                let reason = if data.message.is_empty() {
-                    data.reason.as_str().to_owned()
-                } else {
-                    format!("{}: {}", data.reason.as_str(), data.message)
-                };
-                let end = end(Termination::Failed, Some(&reason), data.exit);
-                (RunState::Failed, End { failure: Some(data.reason), ..end })
-            }
-            _ => return,
-        };
-        self.enter(state, at);
+    fn end(&mut self, state: RunState, end: End) {
+        self.enter(state, end.at);
         self.end = Some(end);
         self.task = None;
         self.waiting = None;
+    }
+
+    fn fail(&mut self, data: &RunFailed, at: Timestamp) {
+        let reason = if data.message.is_empty() {
+            data.reason.as_str().to_owned()
+        } else {
+            format!("{}: {}", data.reason.as_str(), data.message)
+        };
+        let end = End::new(Termination::Failed, Some(reason), data.exit, at);
+        self.end(RunState::Failed, End { failure: Some(data.reason), ..end });
+    }
+
+    fn killed(&mut self, data: &RunKilled, at: Timestamp) {
+        let cause = match data.cause {
+            KillCause::Requested => "killed",
+            KillCause::GraceExpired => "grace expired",
+        };
+        let reason = format!("{cause}: {}", data.reason);
+        self.end(RunState::Failed, End::new(Termination::Killed, Some(reason), data.exit, at));
+    }
+}
+
+impl End {
+    fn new(
+        termination: Termination,
+        reason: Option<String>,
+        exit: Option<ExitStatus>,
+        at: Timestamp,
+    ) -> Self {
+        Self { termination, failure: None, reason, exit, at }
     }
 }
 

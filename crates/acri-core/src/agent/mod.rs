@@ -4,16 +4,22 @@
 //! or a refusal, `due` tells what is still owed. None of them knows how an
 //! event is stored.
 
+pub mod decide;
+pub mod due;
 mod evolve;
 mod status;
+mod verdict;
 
 pub use evolve::FoldError;
+pub(crate) use evolve::decode;
+pub(crate) use verdict::cut;
 
+use crate::appender::{Command, Creation, Me};
 use acri::{
-    AgentId, AgentSpec, CapabilitySet, CommandId, Epoch, EventId, Incarnation, NodeId, Payload, RunId, RunState,
-    StreamSeq, Timestamp,
-    event::{ExitStatus, FailReason, Source, WaitReason},
+    AgentId, AgentSpec, CapabilitySet, CommandId, Epoch, EventId, Incarnation, NodeId, Payload,
+    RunId, RunState, StreamSeq, Timestamp,
     command::{AgentHandle, OnExpiry, RunHandle},
+    event::{ExitStatus, FailReason, Source, WaitReason},
     id::{EventSeq, Sha256Digest},
     log::Stream,
     status::Termination,
@@ -174,7 +180,8 @@ impl Run {
     /// was silent, or the stream lost what happened.
     #[must_use]
     pub fn end_is_unproved(&self) -> bool {
-        let unproved = |end: &End| matches!(end.failure, Some(FailReason::NodeLost | FailReason::HistoryLost));
+        let unproved =
+            |end: &End| matches!(end.failure, Some(FailReason::NodeLost | FailReason::HistoryLost));
         self.is_open() && self.end.as_ref().is_some_and(unproved)
     }
 }
@@ -256,6 +263,31 @@ impl Agent {
     #[must_use]
     pub fn open_run(&self) -> Option<&Run> {
         self.last_run().filter(|run| run.is_open())
+    }
+
+    /// The agent that a Create will make: before its first event, at sequence
+    /// 0.
+    pub(crate) fn unborn(creation: Creation, me: &Me, command: &Command, now: Timestamp) -> Self {
+        Self {
+            id: creation.agent,
+            spec: creation.spec,
+            capabilities: creation.capabilities,
+            working_directory: creation.working_directory,
+            created: now,
+            created_by: Some(command.id),
+            owner: Owner { node: me.node.clone(), incarnation: me.incarnation, epoch: Epoch(1) },
+            removed: None,
+            last: Last {
+                seq: StreamSeq(0),
+                sequence: EventSeq(0),
+                id: EventId::from_uuid(*creation.agent.as_uuid()),
+                digest: Sha256Digest::default(),
+                time: now,
+            },
+            runs: BTreeMap::new(),
+            last_run: None,
+            accepted: BTreeMap::new(),
+        }
     }
 
     /// What Create answers.

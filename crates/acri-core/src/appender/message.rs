@@ -1,9 +1,12 @@
 //! What goes into the machine and what comes out of it.
 
 use acri::{
-    AgentId, AgentSpec, AgentStatus, CapabilitySet, CommandId, ErrorBody, Event, EventId, HarnessType, Incarnation, NodeId,
-    Payload, RunId, StreamSeq, Subject, Timestamp,
-    command::{AgentHandle, CreateAgent, KillAck, RemoveAck, RemoveAgent, RunHandle, StartRun, StopAck, StopRun},
+    AgentId, AgentSpec, AgentStatus, CapabilitySet, CommandId, ErrorBody, Event, EventId,
+    HarnessType, Incarnation, NodeId, Payload, RunId, StreamSeq, Subject, Timestamp,
+    command::{
+        AgentHandle, CreateAgent, KillAck, RemoveAck, RemoveAgent, RunHandle, StartRun, StopAck,
+        StopRun,
+    },
     event::{ExitStatus, FailReason, Source},
     id::{Epoch, LogSeq, Sha256Digest},
 };
@@ -77,6 +80,10 @@ pub enum Answer {
 
 /// What the session of a run tells.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "reports are few and short-lived; a box would be noise to who makes them"
+)]
 pub enum Report {
     /// The harness has begun (or was found alive after an adoption).
     Started(acri::event::RunStarted),
@@ -279,4 +286,16 @@ pub struct Creation {
     pub capabilities: CapabilitySet,
     /// The working directory in force.
     pub working_directory: Option<String>,
+}
+
+impl Command {
+    /// Refuses a command that comes too late, or from the future: it is never
+    /// carried out. A repeat of an accepted one is answered all the same.
+    ///
+    /// # Errors
+    /// `deadline_exceeded`, or `invalid_argument` for an id that is no UUIDv7.
+    pub fn check_time(&self, now: Timestamp) -> Result<(), ErrorBody> {
+        crate::agent::decide::check_age(self.id, now)?;
+        crate::agent::decide::check_expiry(self, now)
+    }
 }
