@@ -78,9 +78,12 @@ impl Client {
             {
                 return Ok(reply);
             }
-            match self.stream.read(&mut bytes)? {
-                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                n => self.decoder.push(&bytes[..n]),
+            match self.stream.read(&mut bytes) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(n) => self.decoder.push(&bytes[..n]),
+                // With a time-out set, stopping and going on is enough for that.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
             }
         }
     }

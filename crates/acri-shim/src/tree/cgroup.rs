@@ -1,5 +1,6 @@
 //! The first tier's cgroup (version 2): found in the mount table, made beside the shim's, ended by `cgroup.kill`.
 
+use std::cell::Cell;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -22,6 +23,8 @@ pub(crate) struct Cgroup {
     procs: OwnedFd,
     kill: OwnedFd,
     events: OwnedFd,
+    /// Somebody removed it: its events stay ready for ever.
+    removed: Cell<bool>,
 }
 
 impl Cgroup {
@@ -57,6 +60,7 @@ impl Cgroup {
                 procs: write("cgroup.procs")?,
                 kill: write("cgroup.kill")?,
                 events,
+                removed: Cell::new(false),
             })
         };
         open().inspect_err(|_| {
@@ -77,6 +81,11 @@ impl Cgroup {
         self.kill.as_fd()
     }
 
+    /// [`Self::events`], as long as there is anything to wait for.
+    pub(crate) fn watched(&self) -> Option<BorrowedFd<'_>> {
+        (!self.removed.get()).then(|| self.events())
+    }
+
     /// Says POLLPRI when the cgroup may have become empty.
     pub(crate) fn events(&self) -> BorrowedFd<'_> {
         self.events.as_fd()
@@ -90,7 +99,15 @@ impl Cgroup {
     /// True if no process is in it or below it. Arms [`Self::events`] again.
     pub(crate) fn is_empty(&self) -> bool {
         let mut text = [0u8; 256];
-        rustix::io::pread(&self.events, &mut text, 0).is_ok_and(|n| says_empty(&text[..n]))
+        match rustix::io::pread(&self.events, &mut text, 0) {
+            Ok(n) => says_empty(&text[..n]),
+            // Removed by somebody else, which takes an empty one.
+            Err(error) => {
+                let removed = error == rustix::io::Errno::NODEV;
+                self.removed.set(removed);
+                removed
+            }
+        }
     }
 
     /// Members now, those of cgroups below it not counted.

@@ -185,7 +185,7 @@ impl Tree {
     pub(crate) fn watched(&self) -> impl Iterator<Item = (BorrowedFd<'_>, PollFlags)> {
         let cgroup = self.cgroup.iter().flat_map(|(cgroup, guardian)| {
             let guardian = guardian.pidfd().map(|fd| (fd, PollFlags::IN));
-            std::iter::once((cgroup.events(), PollFlags::PRI)).chain(guardian)
+            cgroup.watched().map(|fd| (fd, PollFlags::PRI)).into_iter().chain(guardian)
         });
         let namespace =
             self.namespace.iter().filter_map(|n| n.reports()).map(|fd| (fd, PollFlags::IN));
