@@ -3,6 +3,7 @@
 mod killing;
 mod launching;
 mod measuring;
+mod recovery;
 mod socket;
 mod spooling;
 mod support;
