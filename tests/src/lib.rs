@@ -1,1 +1,2 @@
+//! What the test binaries of this package share.
 #![forbid(unsafe_code)]

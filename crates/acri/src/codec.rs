@@ -35,7 +35,9 @@ impl Format {
     pub fn of_content_type(header: &str) -> Option<Self> {
         let kind = header.split(';').next().unwrap_or("").trim();
         match kind.to_ascii_lowercase().as_str() {
-            "application/msgpack" | "application/x-msgpack" | "application/vnd.msgpack" => Some(Self::MessagePack),
+            "application/msgpack" | "application/x-msgpack" | "application/vnd.msgpack" => {
+                Some(Self::MessagePack)
+            }
             "application/json" => Some(Self::Json),
             _ => None,
         }
@@ -100,7 +102,9 @@ pub fn from_msgpack<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Error>
     // The decoder does not tell how far it came; that the next marker is
     // missing is the proof that the message was the whole.
     match IgnoredAny::deserialize(&mut decoder) {
-        Err(rmp_serde::decode::Error::InvalidMarkerRead(error)) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
+        Err(rmp_serde::decode::Error::InvalidMarkerRead(error))
+            if error.kind() == std::io::ErrorKind::UnexpectedEof =>
+        {
             Ok(value)
         }
         _ => Err(Error::Trailing { what: name::<T>() }),
@@ -174,7 +178,10 @@ pub mod blob_option {
     ///
     /// # Errors
     /// What the serializer says.
-    pub fn serialize<S: Serializer>(bytes: &Option<Vec<u8>>, serializer: S) -> Result<S::Ok, S::Error> {
+    pub fn serialize<S: Serializer>(
+        bytes: &Option<Vec<u8>>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
         match bytes {
             Some(bytes) => super::blob::serialize(bytes, serializer),
             None => serializer.serialize_none(),
@@ -185,7 +192,9 @@ pub mod blob_option {
     ///
     /// # Errors
     /// What the deserializer says.
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<u8>>, D::Error> {
+    pub fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Vec<u8>>, D::Error> {
         Ok(Option::<Blob>::deserialize(deserializer)?.map(|blob| blob.0))
     }
 }
@@ -218,8 +227,15 @@ mod tests {
     #[test]
     fn bytes_are_binary_in_messagepack_and_base64_in_json() {
         let packed = to_msgpack(&sample()).unwrap();
-        assert!(packed.windows(5).any(|window| window == [0xc4, 3, 0, 255, 1]), "a MessagePack bin of three bytes");
-        assert!(String::from_utf8(encode(Format::Json, &sample()).unwrap()).unwrap().contains(r#""bytes":"AP8B""#));
+        assert!(
+            packed.windows(5).any(|window| window == [0xc4, 3, 0, 255, 1]),
+            "a MessagePack bin of three bytes"
+        );
+        assert!(
+            String::from_utf8(encode(Format::Json, &sample()).unwrap())
+                .unwrap()
+                .contains(r#""bytes":"AP8B""#)
+        );
     }
 
     #[test]

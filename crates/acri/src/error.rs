@@ -73,7 +73,11 @@ impl TryFrom<String> for ErrorCode {
     type Error = String;
 
     fn try_from(name: String) -> Result<Self, String> {
-        Self::ALL.iter().copied().find(|code| code.name() == name).ok_or_else(|| format!("unknown error code {name:?}"))
+        Self::ALL
+            .iter()
+            .copied()
+            .find(|code| code.name() == name)
+            .ok_or_else(|| format!("unknown error code {name:?}"))
     }
 }
 
@@ -128,8 +132,10 @@ mod tests {
 
     #[test]
     fn numbers_and_names_are_unique() {
-        let numbers: std::collections::BTreeSet<_> = ErrorCode::ALL.iter().map(|code| code.number()).collect();
-        let names: std::collections::BTreeSet<_> = ErrorCode::ALL.iter().map(|code| code.name()).collect();
+        let numbers: std::collections::BTreeSet<_> =
+            ErrorCode::ALL.iter().map(|code| code.number()).collect();
+        let names: std::collections::BTreeSet<_> =
+            ErrorCode::ALL.iter().map(|code| code.name()).collect();
         assert_eq!((numbers.len(), names.len()), (ErrorCode::ALL.len(), ErrorCode::ALL.len()));
     }
 }

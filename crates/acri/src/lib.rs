@@ -20,6 +20,7 @@ pub mod event;
 pub mod id;
 pub mod limits;
 pub mod log;
+pub mod node;
 pub mod payload;
 pub mod spec;
 pub mod status;
@@ -30,7 +31,9 @@ pub mod value;
 pub use capability::CapabilitySet;
 pub use error::{ErrorBody, ErrorCode};
 pub use event::{Event, EventEnvelope};
-pub use id::{AgentId, CommandId, Epoch, EventId, HarnessType, Incarnation, NodeId, RunId, StreamSeq};
+pub use id::{
+    AgentId, CommandId, Epoch, EventId, HarnessType, Incarnation, NodeId, RunId, StreamSeq,
+};
 pub use payload::Payload;
 pub use spec::AgentSpec;
 pub use status::{AgentStatus, RunState};

@@ -95,6 +95,9 @@ mod tests {
 
     #[test]
     fn adding_a_century_of_centuries_does_not_overflow() {
-        assert!(Timestamp::from_micros(i64::MAX - 1).plus(Duration::from_secs(u64::MAX)) > Timestamp::default());
+        assert!(
+            Timestamp::from_micros(i64::MAX - 1).plus(Duration::from_secs(u64::MAX))
+                > Timestamp::default()
+        );
     }
 }

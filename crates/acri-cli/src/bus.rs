@@ -1,0 +1,162 @@
+//! How the bus is reached.
+
+use crate::{
+    args::Global,
+    context::{self, ContextFile},
+    failure::{Failure, NOT_FOUND, PRECONDITION, UNAVAILABLE, USAGE},
+};
+use acri_bus::nats::{self, NatsBus};
+use acri_client::SharedBus;
+use anyhow::Result;
+use std::{path::PathBuf, sync::Arc};
+
+/// Everything that a connection needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct BusOptions {
+    /// URLs of a server or cluster, separated by commas.
+    pub(crate) nats: String,
+    /// Credentials file.
+    pub(crate) creds: Option<PathBuf>,
+    /// File with an nkey seed.
+    pub(crate) nkey: Option<PathBuf>,
+    /// Certificate authority.
+    pub(crate) tls_ca: Option<PathBuf>,
+    /// Our certificate.
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// Its key.
+    pub(crate) tls_key: Option<PathBuf>,
+}
+
+impl BusOptions {
+    /// From options and variables; where they name no bus, from the context
+    /// file.
+    pub(crate) fn of(global: &Global) -> Result<Self> {
+        if let Some(nats) = &global.nats {
+            return Ok(Self::named(global, nats.clone()));
+        }
+        let path = context::path(global.context.as_deref())?;
+        match context::read(&path)? {
+            Some(context) => Ok(Self::with_context(global, context)),
+            None => Err(Failure::new(UNAVAILABLE, "no bus is named, and none was started here")
+                .hint(format!(
+                    "start one with `acri up` in another terminal, or name one with --nats URL\n      (looked for {})",
+                    path.display()
+                ))
+                .into()),
+        }
+    }
+
+    /// A bus that was named, with the options that stand beside it.
+    pub(crate) fn named(global: &Global, nats: String) -> Self {
+        Self {
+            nats,
+            creds: global.creds.clone(),
+            nkey: global.nkey.clone(),
+            tls_ca: global.tls_ca.clone(),
+            tls_cert: global.tls_cert.clone(),
+            tls_key: global.tls_key.clone(),
+        }
+    }
+
+    fn with_context(global: &Global, context: ContextFile) -> Self {
+        let named = Self::named(global, context.nats);
+        Self {
+            creds: named.creds.or(context.creds),
+            nkey: named.nkey.or(context.nkey),
+            tls_ca: named.tls_ca.or(context.tls_ca),
+            tls_cert: named.tls_cert.or(context.tls_cert),
+            tls_key: named.tls_key.or(context.tls_key),
+            nats: named.nats,
+        }
+    }
+
+    /// As the adapter takes them.
+    pub(crate) fn nats_options(&self, name: &str, provision: bool) -> nats::Options {
+        let urls = self.nats.split(',').map(str::trim).filter(|url| !url.is_empty());
+        nats::Options {
+            credentials: self.creds.clone(),
+            nkey_seed: self.nkey.clone(),
+            tls_ca: self.tls_ca.clone(),
+            tls_identity: self.tls_cert.clone().zip(self.tls_key.clone()),
+            name: Some(name.to_owned()),
+            provision,
+            ..nats::Options::new(urls)
+        }
+    }
+
+    /// What the context file says of it.
+    pub(crate) fn context(&self) -> ContextFile {
+        ContextFile {
+            nats: self.nats.clone(),
+            creds: self.creds.clone(),
+            nkey: self.nkey.clone(),
+            tls_ca: self.tls_ca.clone(),
+            tls_cert: self.tls_cert.clone(),
+            tls_key: self.tls_key.clone(),
+            pid: Some(std::process::id()),
+        }
+    }
+}
+
+/// Connects; the server's version and streams are checked before this
+/// returns.
+pub(crate) async fn connect(options: &BusOptions, name: &str) -> Result<SharedBus> {
+    Ok(Arc::new(open(options, name, false).await?))
+}
+
+/// The same; with `provision`, streams and buckets that are missing are made.
+pub(crate) async fn open(options: &BusOptions, name: &str, provision: bool) -> Result<NatsBus> {
+    NatsBus::connect(options.nats_options(name, provision)).await.map_err(explained)
+}
+
+fn explained(error: nats::Error) -> anyhow::Error {
+    let (status, hint) = match &error {
+        nats::Error::Url { .. } => (USAGE, "a URL is nats://HOST:PORT or tls://HOST:PORT"),
+        nats::Error::File { .. } => (NOT_FOUND, "--creds, --nkey and --tls-* name files"),
+        nats::Error::Connect { .. } => {
+            (UNAVAILABLE, "is it up? start one with `acri up`, or name another with --nats URL")
+        }
+        nats::Error::TooOld { .. } => {
+            (PRECONDITION, "upgrade the server, or let `acri up` start one")
+        }
+        nats::Error::Server { .. } | nats::Error::Config { .. } => {
+            (PRECONDITION, "`acri doctor` compares all of it with what is needed")
+        }
+        nats::Error::Missing { .. } => {
+            (PRECONDITION, "the first node makes it: `acri node --nats URL`")
+        }
+        nats::Error::Fault(_) => (UNAVAILABLE, "try again; `acri doctor` looks closer"),
+    };
+    let causes: Vec<_> = anyhow::Error::from(error).chain().map(ToString::to_string).collect();
+    Failure::new(status, format!("failed to {}", causes.join(": "))).hint(hint).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::Cli;
+    use clap::Parser as _;
+    use std::path::Path;
+
+    fn global(arguments: &[&str]) -> Global {
+        let arguments = ["acri"].iter().chain(arguments).chain(&["nodes"]);
+        Cli::try_parse_from(arguments).unwrap().global
+    }
+
+    #[test]
+    fn options_stand_above_the_context_and_a_named_bus_asks_for_none() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("context.json");
+        let path = path.to_str().unwrap();
+        let from_nowhere = BusOptions::of(&global(&["--context", path])).unwrap_err();
+        assert_eq!(crate::failure::status_of(&from_nowhere), UNAVAILABLE);
+        let named =
+            BusOptions::of(&global(&["--nats", "nats://a:1,nats://b:2", "--context", path]))
+                .unwrap();
+        assert_eq!(named.nats_options("x", false).urls, ["nats://a:1", "nats://b:2"]);
+        let written = BusOptions { creds: Some("/c".into()), nkey: Some("/n".into()), ..named };
+        context::write(Path::new(path), &written.context()).unwrap();
+        let read = BusOptions::of(&global(&["--context", path, "--creds", "/mine"])).unwrap();
+        assert_eq!((read.creds, read.nkey), (Some("/mine".into()), Some("/n".into())));
+    }
+}

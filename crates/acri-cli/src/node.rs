@@ -1,0 +1,220 @@
+//! Starting a node: its drivers, its two connections, and its next life when
+//! it was fenced.
+
+use crate::{
+    app,
+    bus::{self, BusOptions},
+};
+use acri::NodeId;
+use acri_bus::port::{Fault, SharedBus};
+use acri_drivers::{
+    driver::Driver,
+    process::{self, ProcessDriver},
+};
+use acri_runtime::{Config, Node, node::Connect};
+use anyhow::{Context as _, Result, bail};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+use tokio::sync::{mpsc, oneshot};
+
+/// Orders that wait for the node.
+const ORDERS_WAITING_MAX: usize = 4;
+/// Pause before a fenced node that could not start again tries once more.
+const START_AGAIN_AFTER: Duration = Duration::from_secs(5);
+/// Most characters of the machine's name in a node's.
+const HOST_CHARS_MAX: usize = 40;
+
+/// What a node is told.
+#[derive(Debug, Clone)]
+pub(crate) struct NodeOptions {
+    /// How its bus is reached.
+    pub(crate) bus_options: BusOptions,
+    /// Where it keeps what outlives it.
+    pub(crate) state_dir: PathBuf,
+    /// Its name; missing: made once and kept in the state directory.
+    pub(crate) name: Option<String>,
+    /// The harness types that it offers; none named: all that work here.
+    pub(crate) harnesses: Vec<String>,
+}
+
+enum Order {
+    StopRuns(Duration, oneshot::Sender<usize>),
+    KillRuns(oneshot::Sender<usize>),
+    Leave(oneshot::Sender<()>),
+}
+
+/// A node at work.
+#[derive(Debug)]
+pub(crate) struct RunningNode {
+    orders: mpsc::Sender<Order>,
+}
+
+impl RunningNode {
+    /// Gives up its work in an orderly way; its harnesses live on.
+    pub(crate) async fn drain(self) {
+        self.order(Order::Leave).await;
+    }
+
+    /// Stops all its runs with a grace, kills what is left then, and tells how
+    /// many have not ended all the same.
+    pub(crate) async fn stop_runs(&self, grace: Duration) -> usize {
+        self.order(|done| Order::StopRuns(grace, done)).await.unwrap_or_default()
+    }
+
+    /// Kills all its runs, and tells how many have not ended all the same.
+    pub(crate) async fn kill_runs(&self) -> usize {
+        self.order(Order::KillRuns).await.unwrap_or_default()
+    }
+
+    async fn order<T>(&self, order: impl FnOnce(oneshot::Sender<T>) -> Order) -> Option<T> {
+        let (done, answer) = oneshot::channel();
+        self.orders.send(order(done)).await.ok()?;
+        answer.await.ok()
+    }
+}
+
+/// Starts a node, which makes what its bus lacks.
+pub(crate) async fn start(options: NodeOptions) -> Result<RunningNode> {
+    crate::context::private_dir(&options.state_dir)?;
+    let name = node_name(&options)?;
+    // Makes streams and buckets once; the node's own connections check them.
+    drop(bus::open(&options.bus_options, "acri node set-up", true).await?);
+    let node = start_once(&options, name.clone()).await?;
+    let (orders, inbox) = mpsc::channel(ORDERS_WAITING_MAX);
+    tokio::spawn(live(options, name, node, inbox));
+    Ok(RunningNode { orders })
+}
+
+async fn start_once(options: &NodeOptions, name: NodeId) -> Result<Node> {
+    let connect: Connect = {
+        let (options, name) = (options.bus_options.clone(), format!("acri node {name}"));
+        Arc::new(move || {
+            let (options, name) = (options.clone(), name.clone());
+            Box::pin(async move { connected(&options, &name).await })
+        })
+    };
+    let drivers = drivers(options)?;
+    let config = Config::new(name, options.state_dir.clone());
+    Node::start(config, connect, drivers).await.context("failed to start the node")
+}
+
+async fn connected(options: &BusOptions, name: &str) -> Result<SharedBus, Fault> {
+    let unavailable = |error: anyhow::Error| Fault::Unavailable {
+        operation: "connect",
+        detail: format!("{error:#}"),
+    };
+    bus::connect(options, name).await.map_err(unavailable)
+}
+
+fn drivers(options: &NodeOptions) -> Result<Vec<Arc<dyn Driver>>> {
+    for harness in &options.harnesses {
+        if harness != process::HARNESS {
+            bail!("failed to offer the harness {harness:?}: this build has {}", process::HARNESS);
+        }
+    }
+    let exe = std::env::current_exe().context("failed to find this program's file")?;
+    let config = process::Config::new(options.state_dir.join("processes"), exe);
+    let driver = ProcessDriver::new(config).context("failed to prepare the process harness")?;
+    Ok(vec![Arc::new(driver)])
+}
+
+/// One life after the other: a node that was fenced leaves and starts as a new
+/// incarnation.
+async fn live(options: NodeOptions, name: NodeId, node: Node, mut inbox: mpsc::Receiver<Order>) {
+    let mut standing = Some(node);
+    loop {
+        let order = match &standing {
+            Some(node) => tokio::select! {
+                order = inbox.recv() => order,
+                _ = node.ended() => {
+                    tracing::error!("the node was fenced: it starts again");
+                    if let Some(node) = standing.take() {
+                        node.leave().await;
+                    }
+                    continue;
+                }
+            },
+            None => tokio::select! {
+                order = inbox.recv() => order,
+                started = start_once(&options, name.clone()) => {
+                    match started {
+                        Ok(node) => standing = Some(node),
+                        Err(error) => {
+                            tracing::error!("{error:#}");
+                            tokio::time::sleep(START_AGAIN_AFTER).await;
+                        }
+                    }
+                    continue;
+                }
+            },
+        };
+        match (order, &standing) {
+            (Some(Order::StopRuns(grace, done)), Some(node)) => {
+                let _ = done.send(node.stop_runs(grace).await);
+            }
+            (Some(Order::KillRuns(done)), Some(node)) => {
+                let _ = done.send(node.kill_runs().await);
+            }
+            (Some(Order::StopRuns(_, done) | Order::KillRuns(done)), None) => {
+                let _ = done.send(0);
+            }
+            (Some(Order::Leave(done)), _) => {
+                if let Some(node) = standing.take() {
+                    node.leave().await;
+                }
+                let _ = done.send(());
+                return;
+            }
+            (None, _) => return,
+        }
+    }
+}
+
+/// The name that was given, or the one of the last start, or a new one.
+fn node_name(options: &NodeOptions) -> Result<NodeId> {
+    let path = options.state_dir.join("name");
+    let name = match (&options.name, kept(&path)?) {
+        (Some(name), _) => name.clone(),
+        (None, Some(name)) => name,
+        (None, None) => made_name(),
+    };
+    let name: NodeId = name.parse().context("failed to take the node's name")?;
+    fs::write(&path, name.as_str())
+        .with_context(|| format!("failed to write {}", path.display()))?;
+    Ok(name)
+}
+
+fn kept(path: &Path) -> Result<Option<String>> {
+    match fs::read_to_string(path) {
+        Ok(name) => Ok(Some(name.trim().to_owned())),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("failed to read {}", path.display())),
+    }
+}
+
+/// The machine's name and eight random digits: clones of a machine are told
+/// apart.
+fn made_name() -> String {
+    let plain = |character: char| {
+        if character.is_ascii_alphanumeric() { character.to_ascii_lowercase() } else { '-' }
+    };
+    let host: String = app::host().chars().take(HOST_CHARS_MAX).map(plain).collect();
+    let host = host.trim_matches('-');
+    let digits = uuid::Uuid::new_v4().simple().to_string();
+    format!("{}-{}", if host.is_empty() { "node" } else { host }, &digits[..8])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_made_name_is_a_node_id_whatever_the_machine_is_called() {
+        let name: NodeId = made_name().parse().unwrap();
+        assert!(name.as_str().len() > 9);
+    }
+}

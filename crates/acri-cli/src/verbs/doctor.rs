@@ -1,0 +1,212 @@
+//! `doctor`: is everything as it must be?
+
+use crate::{
+    app::App,
+    bus::{self, BusOptions},
+    context,
+    failure::{NO, Silent},
+    output::{Format, Out},
+    verbs::show,
+};
+use acri::limits::{CLOCK_SKEW_MAX, EVENT_BODY_BYTES_MAX};
+use acri_bus::port::{Bus, LeaseEntry, Leases as _};
+use anyhow::Result;
+use serde_json::json;
+use std::{fs, path::Path, time::Duration};
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  acri doctor
+  acri doctor --nats nats://bus.example:4222 -o json
+
+The server's version and its streams and buckets are compared with what this
+version needs, the clocks with each other, and this machine with what a node
+needs. Exit status 1: something fails.
+")]
+pub(crate) struct Args {}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Ok,
+    Warning,
+    Fails,
+}
+
+impl Verdict {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Warning => "warning",
+            Self::Fails => "FAILS",
+        }
+    }
+}
+
+struct Finding {
+    what: &'static str,
+    verdict: Verdict,
+    detail: String,
+}
+
+#[derive(Default)]
+struct Findings(Vec<Finding>);
+
+impl Findings {
+    fn add(&mut self, what: &'static str, verdict: Verdict, detail: impl Into<String>) {
+        self.0.push(Finding { what, verdict, detail: detail.into() });
+    }
+}
+
+pub(crate) async fn perform(app: &mut App, _args: Args) -> Result<()> {
+    let mut findings = Findings::default();
+    match app.bus_options() {
+        Ok(options) => {
+            let place = app.global.nats.as_ref().map_or("the context file", |_| "--nats");
+            findings.add("context", Verdict::Ok, format!("the bus is named by {place}"));
+            examine_bus(&mut findings, &options).await;
+        }
+        Err(error) => findings.add("context", Verdict::Fails, format!("{error:#}")),
+    }
+    examine_machine(&mut findings);
+    tell(&mut app.out, &findings.0)?;
+    let fails = findings.0.iter().any(|finding| finding.verdict == Verdict::Fails);
+    if fails { Err(Silent(NO).into()) } else { Ok(()) }
+}
+
+async fn examine_bus(findings: &mut Findings, options: &BusOptions) {
+    // Connecting compares version, settings, streams and buckets.
+    let bus = match bus::open(options, "acri doctor", false).await {
+        Ok(bus) => bus,
+        Err(error) => return findings.add("bus", Verdict::Fails, format!("{error:#}")),
+    };
+    findings.add(
+        "bus",
+        Verdict::Ok,
+        format!("{} answers; streams and buckets are as needed", bus.server_name()),
+    );
+    examine_streams(findings, &bus).await;
+    match bus.clock_offset_micros().await {
+        Ok(offset) => {
+            let skew = Duration::from_micros(offset.unsigned_abs());
+            let verdict = if skew > CLOCK_SKEW_MAX { Verdict::Fails } else { Verdict::Ok };
+            findings.add("clock", verdict, format!("{} ms from the bus's", offset / 1000));
+        }
+        Err(fault) => findings.add("clock", Verdict::Fails, fault.to_string()),
+    }
+    match bus.leases().await {
+        Ok(leases) => {
+            let live =
+                leases.iter().filter(|(_, entry)| matches!(entry, LeaseEntry::Live { .. })).count();
+            let verdict = if live == 0 { Verdict::Warning } else { Verdict::Ok };
+            findings.add(
+                "nodes",
+                verdict,
+                format!("{live} live, {} expired or fenced", leases.len() - live),
+            );
+        }
+        Err(fault) => findings.add("nodes", Verdict::Fails, fault.to_string()),
+    }
+}
+
+async fn examine_streams(findings: &mut Findings, bus: &impl Bus) {
+    for (what, facts) in [("events", bus.event_facts().await), ("logs", bus.log_facts().await)] {
+        match facts {
+            Ok(facts) => {
+                let detail =
+                    format!("stream of {}, holds {} to {}", facts.created, facts.first, facts.last);
+                findings.add(what, Verdict::Ok, detail);
+            }
+            Err(fault) => findings.add(what, Verdict::Fails, fault.to_string()),
+        }
+    }
+}
+
+/// Below this share of free space a spool may soon be full.
+const DISK_FREE_PERCENT_MIN: u64 = 5;
+
+fn examine_machine(findings: &mut Findings) {
+    match tree_control(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default()) {
+        Some(place) => findings.add("cgroup", Verdict::Ok, format!("cgroup v2 at {place}")),
+        None => findings.add(
+            "cgroup",
+            Verdict::Warning,
+            "no cgroup v2 hierarchy: process trees are held by a pid namespace, or by a walk",
+        ),
+    }
+    match context::state_dir() {
+        Ok(directory) => examine_disk(findings, &directory),
+        Err(error) => findings.add("disk", Verdict::Fails, format!("{error:#}")),
+    }
+}
+
+/// Where the v2 hierarchy is mounted; on hybrid hosts it stands apart.
+fn tree_control(mounts: &str) -> Option<&str> {
+    mounts
+        .lines()
+        .filter(|line| line.split(" - ").nth(1).is_some_and(|rest| rest.starts_with("cgroup2 ")))
+        .find_map(|line| line.split(' ').nth(4))
+}
+
+fn examine_disk(findings: &mut Findings, directory: &Path) {
+    let existing = directory.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
+    match rustix::fs::statvfs(existing) {
+        Ok(space) => {
+            let free = space.f_bavail.saturating_mul(space.f_frsize);
+            let percent = space.f_bavail.saturating_mul(100) / space.f_blocks.max(1);
+            let verdict =
+                if percent < DISK_FREE_PERCENT_MIN { Verdict::Warning } else { Verdict::Ok };
+            let detail =
+                format!("{} MiB free ({percent} %) for {}", free / (1 << 20), directory.display());
+            findings.add("disk", verdict, detail);
+        }
+        Err(error) => {
+            findings.add("disk", Verdict::Warning, format!("{}: {error}", existing.display()))
+        }
+    }
+}
+
+fn tell(out: &mut Out, findings: &[Finding]) -> Result<()> {
+    if out.format == Format::Table {
+        let rows: Vec<_> = findings
+            .iter()
+            .map(|finding| {
+                vec![
+                    finding.what.to_owned(),
+                    finding.verdict.as_str().to_owned(),
+                    finding.detail.clone(),
+                ]
+            })
+            .collect();
+        return out.table(&["WHAT", "VERDICT", "DETAIL"], &rows);
+    }
+    let listed: Vec<_> = findings
+        .iter()
+        .map(|finding| {
+            json!({
+                "what": finding.what,
+                "verdict": finding.verdict.as_str().to_ascii_lowercase(),
+                "detail": finding.detail,
+            })
+        })
+        .collect();
+    out.document(&json!({"findings": listed, "checked": show::now(), "event_body_bytes_max": EVENT_BODY_BYTES_MAX}))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_v2_hierarchy_is_found_where_it_is_mounted() {
+        let hybrid = "\
+35 24 0:30 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n\
+36 35 0:31 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
+37 35 0:32 / /sys/fs/cgroup/unified rw,nosuid - cgroup2 cgroup2 rw\n";
+        assert_eq!(tree_control(hybrid), Some("/sys/fs/cgroup/unified"));
+        assert_eq!(
+            tree_control("36 35 0:31 / /sys/fs/cgroup/memory rw - cgroup cgroup rw\n"),
+            None
+        );
+    }
+}

@@ -1,0 +1,180 @@
+//! `up`: a bus and a node for one machine.
+
+use crate::{
+    app::App,
+    bus::BusOptions,
+    context,
+    failure::{Failure, PRECONDITION, Silent},
+    node::{self, NodeOptions, RunningNode},
+    output::Format,
+    signals::Signals,
+};
+use acri_bus::local::{self, Find, Server, ServerOptions};
+use anyhow::{Context as _, Result};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  acri up
+  acri up --nats nats://bus.example:4222     a node here, on an existing bus
+  acri up --state-dir /var/tmp/acri --port 4222
+
+It finds a nats-server (the one in ACRI_NATS_SERVER, one on PATH, else it
+fetches a pinned one), stores below the state directory, and leaves a context
+file by which the other verbs find the bus. Ctrl-C drains, a second one ends at
+once; programs that run outlive both, and the next `acri up` takes them on.
+")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    node: NodeArgs,
+    /// Port of the bus on 127.0.0.1 [default: a free one, kept]
+    #[arg(long, value_name = "PORT")]
+    port: Option<u16>,
+    /// Have each message on the disk before it is acknowledged
+    #[arg(long)]
+    sync_always: bool,
+}
+
+/// What a node is told, by `up` and by `node`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct NodeArgs {
+    /// Where everything is kept [default: $XDG_STATE_HOME/acri]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) state_dir: Option<PathBuf>,
+    /// The node's name [default: made from the machine's, and kept]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// Harness types that it offers [default: all that work here]
+    #[arg(long = "harness", value_name = "TYPE,TYPE", value_delimiter = ',')]
+    pub(crate) harnesses: Vec<String>,
+}
+
+impl NodeArgs {
+    pub(crate) fn state_dir(&self) -> Result<PathBuf> {
+        let directory = match &self.state_dir {
+            Some(directory) => std::path::absolute(directory)
+                .with_context(|| format!("failed to find {}", directory.display()))?,
+            None => context::state_dir()?,
+        };
+        context::private_dir(&directory)?;
+        Ok(directory)
+    }
+
+    pub(crate) fn options(self, bus_options: BusOptions, state_dir: &Path) -> NodeOptions {
+        NodeOptions {
+            bus_options,
+            state_dir: state_dir.join("node"),
+            name: self.name,
+            harnesses: self.harnesses,
+        }
+    }
+}
+
+pub(crate) async fn perform(app: &mut App, args: Args) -> Result<()> {
+    let mut signals = Signals::new()?;
+    let state_dir = args.node.state_dir()?;
+    let context_path = context::path(app.global.context.as_deref())?;
+    let mut server = None;
+    let bus_options = match &app.global.nats {
+        Some(nats) => BusOptions::named(&app.global, nats.clone()),
+        None => {
+            let store = state_dir.join("nats");
+            let starting = start_server(app, store, args.port, args.sync_always).await?;
+            let url = starting.url();
+            server = Some(starting);
+            BusOptions {
+                nats: url,
+                creds: None,
+                nkey: None,
+                tls_ca: None,
+                tls_cert: None,
+                tls_key: None,
+            }
+        }
+    };
+    let written = bus_options.context();
+    let node = tokio::select! {
+        node = node::start(args.node.options(bus_options, &state_dir)) => node?,
+        signal = signals.next() => return Err(Silent(128 + signal.number()).into()),
+    };
+    context::write(&context_path, &written)?;
+    say_ready(app, server.as_ref(), &context_path)?;
+    signals.next().await;
+    app.out.note("acri: draining; Ctrl-C again ends at once")?;
+    context::remove(&context_path, &written);
+    drain(&mut signals, node, server).await
+}
+
+async fn start_server(
+    app: &mut App,
+    store: PathBuf,
+    port: Option<u16>,
+    sync_always: bool,
+) -> Result<Server> {
+    // The finder tells its progress from within, so it is said afterwards in
+    // order, and at once to the log.
+    let quiet = app.out.quiet;
+    let stderr = std::sync::Mutex::new(&mut app.out);
+    let told = |progress: local::Progress| {
+        if !quiet && let Ok(mut out) = stderr.lock() {
+            // A closed terminal does not keep the server from being found.
+            let _ = out.note(format_args!("acri: {progress}"));
+        }
+    };
+    let found = local::find(&Find::from_env(), &told).await;
+    let binary =
+        found.map_err(|error| Failure::new(PRECONDITION, format!("failed to {}", chain(error))))?;
+    let started = Server::start(ServerOptions { store, binary, sync_always, port }).await;
+    Ok(started.map_err(|error| match error {
+        local::Error::StoreInUse { .. } => Failure::new(PRECONDITION, format!("failed to {error}"))
+            .hint("is another `acri up` running? use it, or give this one another --state-dir and --context"),
+        error => Failure::new(PRECONDITION, format!("failed to {}", chain(error))),
+    })?)
+}
+
+fn chain(error: local::Error) -> String {
+    anyhow::Error::from(error).chain().map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+fn say_ready(app: &mut App, server: Option<&Server>, context_path: &Path) -> Result<()> {
+    if app.out.format == Format::Table {
+        let bus = server.map_or_else(
+            || "the bus that was named".to_owned(),
+            |server| {
+                format!("nats-server {} (pid {})", server.name(), server.pid().unwrap_or_default())
+            },
+        );
+        app.out.note(format_args!(
+            "acri is up: a node on {bus}\n\
+             context: {}\n\
+             now, in another terminal:\n  \
+               acri run -- python3 -c 'print(1 + 1)'\n  \
+               acri ps -a\n\
+             Ctrl-C ends it",
+            context_path.display()
+        ))?;
+    } else {
+        app.out.item(&json!({"type": "ready", "context": context_path}))?;
+    }
+    app.out.flush()
+}
+
+/// Drains node and bus; another signal ends both at once.
+async fn drain(signals: &mut Signals, node: RunningNode, server: Option<Server>) -> Result<()> {
+    let orderly = async {
+        node.drain().await;
+        match server {
+            Some(mut server) => {
+                server.stop().await.map_err(|error| anyhow::anyhow!("failed to {}", chain(error)))
+            }
+            None => Ok(()),
+        }
+    };
+    tokio::select! {
+        outcome = orderly => outcome,
+        // What is dropped here ends at once, the server too.
+        signal = signals.next() => Err(Silent(128 + signal.number()).into()),
+    }
+}

@@ -1,0 +1,492 @@
+//! The actor of one agent: receives, calls `Appender::step`, carries out what
+//! it says, feeds the results back. It has no rules of its own.
+
+use crate::{
+    counters::count,
+    node::Shared,
+    request::Back,
+    run::{self, Spawn},
+    supervisor,
+};
+use acri::{
+    AgentId, CommandId, ErrorBody, ErrorCode, RunId, StreamSeq,
+    command::{KillRun, OnExpiry, StopRun},
+    id::Epoch,
+};
+use acri_bus::port::{self, Appended, EventSelection, Until};
+use acri_core::appender::{
+    Appender, Asker, Command, Creation, Ctx, Effect, Halt, Input, Me, Order, Output, Stored, Token,
+};
+use acri_drivers::driver::Driver;
+use futures_util::StreamExt as _;
+use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+use tokio::sync::OwnedSemaphorePermit;
+
+/// First and longest pause before an append or a read is tried again.
+const RETRY_FIRST: Duration = Duration::from_millis(20);
+const RETRY_LAST: Duration = Duration::from_secs(2);
+/// Pause before a failed leader read is asked for again.
+const REREAD_PAUSE: Duration = Duration::from_millis(200);
+
+pub(crate) fn retry_pause(attempt: u32) -> Duration {
+    RETRY_FIRST.saturating_mul(1 << attempt.min(7)).min(RETRY_LAST)
+}
+
+/// What an agent's actor hears.
+#[derive(Debug)]
+pub(crate) enum Msg {
+    /// A command, its envelope checked. The permit is given back when it is
+    /// answered or dropped.
+    Command { command: Command, back: Back, permit: OwnedSemaphorePermit },
+    /// A repeat of the Create that made it.
+    CreateAgain { command: Command, back: Back },
+    /// A result, or a report from a run.
+    Input(Input),
+    /// Time passed.
+    Tick(u64),
+    /// A task of a run failed: adopt anew.
+    Failed(String),
+    /// The node goes and stops its runs.
+    StopRun { command: CommandId, grace: Duration, reason: String },
+    /// The node goes and kills its runs.
+    KillRun { command: CommandId, reason: String },
+    /// The node goes: no further effect.
+    Leave,
+}
+
+/// How an agent's actor comes to be.
+#[derive(Debug)]
+pub(crate) enum Birth {
+    /// By a Create.
+    Create { creation: Creation, command: Command, back: Back },
+    /// By an adoption of what the stream tells.
+    Adopt { history: Vec<Stored>, history_lost: bool, node_lost: bool },
+}
+
+/// Arguments of the actor.
+pub(crate) struct Arguments {
+    pub(crate) agent: AgentId,
+    pub(crate) birth: Birth,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) driver: Arc<dyn Driver>,
+    pub(crate) supervisor: ActorRef<supervisor::Msg>,
+}
+
+pub(crate) struct State {
+    agent: AgentId,
+    /// Taken by `post_start`, which may await: the supervisor waits for
+    /// `pre_start` only.
+    birth: Option<Birth>,
+    core: Option<Appender>,
+    askers: BTreeMap<Asker, (Back, Option<OwnedSemaphorePermit>)>,
+    next_asker: u64,
+    runs: HashMap<RunId, ActorRef<run::Msg>>,
+    served: Option<Epoch>,
+    /// Only its former node could reach its open run's harness.
+    node_lost: bool,
+    /// Which wish for a tick is the newest.
+    wake: u64,
+    shared: Arc<Shared>,
+    driver: Arc<dyn Driver>,
+    supervisor: ActorRef<supervisor::Msg>,
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        self.shared.agents.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The actor.
+pub(crate) struct Agent;
+
+impl Actor for Agent {
+    type Msg = Msg;
+    type State = State;
+    type Arguments = Arguments;
+
+    async fn pre_start(
+        &self,
+        _myself: ActorRef<Msg>,
+        arguments: Arguments,
+    ) -> Result<State, ActorProcessingErr> {
+        let Arguments { agent, birth, shared, driver, supervisor } = arguments;
+        shared.agents.fetch_add(1, Ordering::Relaxed);
+        Ok(State {
+            agent,
+            birth: Some(birth),
+            core: None,
+            askers: BTreeMap::new(),
+            next_asker: 0,
+            runs: HashMap::new(),
+            served: None,
+            node_lost: false,
+            wake: 0,
+            shared,
+            driver,
+            supervisor,
+        })
+    }
+
+    async fn post_start(
+        &self,
+        myself: ActorRef<Msg>,
+        state: &mut State,
+    ) -> Result<(), ActorProcessingErr> {
+        let Some(birth) = state.birth.take() else { return Ok(()) };
+        let outputs = state.begin(birth)?;
+        state.serve(&myself).await?;
+        state.carry_out(&myself, outputs).await
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<Msg>,
+        message: Msg,
+        state: &mut State,
+    ) -> Result<(), ActorProcessingErr> {
+        let input = match message {
+            Msg::Command { command, back, permit } => {
+                if let Err(error) = state.check_task(&command) {
+                    back.refuse(&error).await;
+                    return Ok(());
+                }
+                Input::Command(state.ask(back, Some(permit)), command)
+            }
+            Msg::CreateAgain { command, back } => Input::Command(state.ask(back, None), command),
+            Msg::Input(input) => input,
+            Msg::Tick(wake) if wake == state.wake => Input::Tick,
+            Msg::Tick(_) => return Ok(()),
+            Msg::StopRun { command, grace, reason } => {
+                let grace_ms = Some(u64::try_from(grace.as_millis()).unwrap_or(u64::MAX));
+                let stop = StopRun { reason, grace_ms, on_expiry: OnExpiry::Kill };
+                let Some(input) = state.own_command(command, |run| Order::Stop(run, stop)) else {
+                    return Ok(());
+                };
+                input
+            }
+            Msg::KillRun { command, reason } => {
+                let Some(input) =
+                    state.own_command(command, |run| Order::Kill(run, KillRun { reason }))
+                else {
+                    return Ok(());
+                };
+                input
+            }
+            Msg::Failed(error) => return Err(error.into()),
+            Msg::Leave => {
+                state.leave().await;
+                myself.stop(Some("the node leaves".to_owned()));
+                return Ok(());
+            }
+        };
+        let outputs = state.step(input);
+        state.carry_out(&myself, outputs).await
+    }
+
+    async fn handle_supervisor_evt(
+        &self,
+        _myself: ActorRef<Msg>,
+        event: SupervisionEvent,
+        state: &mut State,
+    ) -> Result<(), ActorProcessingErr> {
+        match event {
+            SupervisionEvent::ActorFailed(_, error) => {
+                // What the run knew is gone with it: adopt anew, as after a
+                // crash of the node, while the harness does not notice.
+                Err(format!("a run's actor failed: {error}").into())
+            }
+            SupervisionEvent::ActorTerminated(child, ..) => {
+                state.runs.retain(|_, run| run.get_id() != child.get_id());
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn with_ctx<T>(shared: &Shared, act: impl FnOnce(Ctx<'_>) -> T) -> T {
+    let mut mint = || shared.mint_event_id();
+    act(Ctx { now: shared.clock.now(), mint: &mut mint })
+}
+
+impl State {
+    fn begin(&mut self, birth: Birth) -> Result<Vec<Output>, ActorProcessingErr> {
+        let me = Me { node: self.shared.config.node.clone(), incarnation: self.shared.incarnation };
+        let (appender, outputs) = match birth {
+            Birth::Create { creation, command, back } => {
+                let asker = self.ask(back, None);
+                with_ctx(&self.shared, |ctx| Appender::create(me, creation, asker, command, ctx))
+            }
+            Birth::Adopt { history, history_lost, node_lost } => {
+                self.node_lost = node_lost;
+                let adoption =
+                    with_ctx(&self.shared, |ctx| Appender::adopt(me, &history, history_lost, ctx));
+                adoption.map_err(|halt| format!("adoption: {halt:?}"))?
+            }
+        };
+        // An open run's switch stands before anybody can ask for a Kill.
+        if let Some(run) = appender.open_run() {
+            let switch = self.driver.kill_switch(self.agent, run);
+            self.shared.control.switches.register(self.agent, run, switch);
+        }
+        self.core = Some(appender);
+        Ok(outputs)
+    }
+
+    fn step(&mut self, input: Input) -> Vec<Output> {
+        let Self { core: Some(appender), shared, .. } = self else { return Vec::new() };
+        with_ctx(shared, |ctx| appender.step(input, ctx))
+    }
+
+    /// What only the driver can know of a task.
+    fn check_task(&self, command: &Command) -> Result<(), ErrorBody> {
+        match (&command.order, &self.core) {
+            (Order::Start(start), Some(appender)) => {
+                let spec = appender.state().spec();
+                self.driver.check_task(spec, &start.task).map_err(|refusal| refusal.0)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A command that the node itself gives to the open run.
+    fn own_command(&mut self, id: CommandId, order: impl FnOnce(RunId) -> Order) -> Option<Input> {
+        let run = self.core.as_ref()?.open_run()?;
+        let principal = format!("node:{}", self.shared.config.node);
+        let asker = self.ask(Back::nobody(), None);
+        Some(Input::Command(asker, Command { id, principal, expires: None, order: order(run) }))
+    }
+
+    fn ask(&mut self, back: Back, permit: Option<OwnedSemaphorePermit>) -> Asker {
+        let asker = Asker(self.next_asker);
+        self.next_asker += 1;
+        self.askers.insert(asker, (back, permit));
+        asker
+    }
+
+    async fn serve(&mut self, myself: &ActorRef<Msg>) -> Result<(), ActorProcessingErr> {
+        let Some(epoch) = self.core.as_ref().map(Appender::epoch) else { return Ok(()) };
+        for attempt in 0.. {
+            match self.shared.control.serve(self.agent, epoch, myself.clone()).await {
+                Ok(()) => break,
+                Err(error) if attempt < 5 => {
+                    tracing::warn!(agent = %self.agent, %error, "subscription is tried again");
+                    tokio::time::sleep(retry_pause(attempt)).await;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.served = Some(epoch);
+        Ok(())
+    }
+
+    async fn carry_out(
+        &mut self,
+        myself: &ActorRef<Msg>,
+        outputs: Vec<Output>,
+    ) -> Result<(), ActorProcessingErr> {
+        for output in outputs {
+            match output {
+                append @ Output::Append { .. } => self.append(myself, append),
+                Output::Reread { token, after } => self.reread(myself, token, after),
+                Output::Effect { token, run, effect } => {
+                    self.effect(myself, token, run, effect).await?
+                }
+                Output::Reply(asker, answer) => {
+                    let Some((back, _permit)) = self.askers.remove(&asker) else { continue };
+                    if self.shared.lease.may_act() {
+                        // Sending only buffers; it waits for nobody.
+                        back.answer(&answer).await;
+                    } else {
+                        count(&self.shared.counters.replies_withheld);
+                    }
+                }
+                Output::Derived(run, source) => {
+                    if let Some(actor) = self.runs.get(&run) {
+                        let _ = actor.cast(run::Msg::Derived(source));
+                    }
+                }
+                Output::Sealed(run) => {
+                    self.shared.control.switches.drop_run(self.agent, run);
+                    self.shared.sessions.drop_run(self.agent, run);
+                    if let Some(actor) = self.runs.remove(&run) {
+                        actor.stop(Some("sealed".to_owned()));
+                    }
+                    let (driver, agent) = (Arc::clone(&self.driver), self.agent);
+                    tokio::spawn(async move { driver.forget(agent, run).await });
+                }
+                Output::WakeAt(time) => {
+                    self.wake += 1;
+                    let (wake, myself) = (self.wake, myself.clone());
+                    let pause = time.since(self.shared.clock.now());
+                    tokio::spawn(async move {
+                        tokio::time::sleep(pause).await;
+                        let _ = myself.cast(Msg::Tick(wake));
+                    });
+                }
+                Output::Retired => {
+                    self.leave().await;
+                    self.driver.remove(self.agent).await;
+                    let _ =
+                        self.supervisor.cast(supervisor::Msg::Gone(self.agent, myself.get_id()));
+                    myself.stop(Some("removed".to_owned()));
+                }
+                Output::Halt(halt) => return self.halt(myself, halt).await,
+            }
+        }
+        Ok(())
+    }
+
+    async fn halt(&mut self, myself: &ActorRef<Msg>, halt: Halt) -> Result<(), ActorProcessingErr> {
+        self.leave().await;
+        let next = match halt {
+            Halt::Fenced { by } => {
+                tracing::warn!(agent = %self.agent, %by, "a newer owner exists: stepped down");
+                supervisor::Msg::Gone(self.agent, myself.get_id())
+            }
+            Halt::NotOurs => supervisor::Msg::Gone(self.agent, myself.get_id()),
+            Halt::HistoryLost => supervisor::Msg::Readopt {
+                agent: self.agent,
+                from: myself.get_id(),
+                history_lost: true,
+            },
+            Halt::Bug(text) => {
+                tracing::error!(agent = %self.agent, text, "this agent stops, and no other");
+                supervisor::Msg::Gone(self.agent, myself.get_id())
+            }
+        };
+        let _ = self.supervisor.cast(next);
+        myself.stop(Some("halted".to_owned()));
+        Ok(())
+    }
+
+    async fn leave(&mut self) {
+        if let Some(epoch) = self.served.take() {
+            self.shared.control.unserve(self.agent, epoch).await;
+        }
+        for (_, actor) in self.runs.drain() {
+            actor.kill();
+        }
+        self.askers.clear();
+    }
+
+    fn append(&self, myself: &ActorRef<Msg>, output: Output) {
+        let (shared, myself) = (Arc::clone(&self.shared), myself.clone());
+        tokio::spawn(async move {
+            let Output::Append { token, subject, id, expect, bytes, attempt } = output else {
+                return;
+            };
+            if attempt > 0 {
+                count(&shared.counters.appends_repeated);
+                tokio::time::sleep(retry_pause(attempt - 1)).await;
+            }
+            if !shared.lease.wait().await {
+                return;
+            }
+            let append = port::Append { subject, id, expect, bytes: bytes.into() };
+            let input = match shared.bus.append(&append).await {
+                Appended::Stored(seq) => Input::Appended(token, seq),
+                Appended::Duplicate(seq) => Input::Duplicate(token, seq),
+                Appended::Conflict => {
+                    count(&shared.counters.appends_conflicted);
+                    Input::Conflict(token)
+                }
+                Appended::InFlight => Input::Unknown(token),
+                Appended::Unknown(error) => {
+                    tracing::debug!(%error, "append has no answer");
+                    Input::Unknown(token)
+                }
+                Appended::Refused(error) => {
+                    tracing::warn!(%error, "append is refused");
+                    Input::Refused(
+                        token,
+                        ErrorBody::new(ErrorCode::ResourceExhausted, error.to_string()),
+                    )
+                }
+            };
+            let _ = myself.cast(Msg::Input(input));
+        });
+    }
+
+    fn reread(&self, myself: &ActorRef<Msg>, token: Token, after: StreamSeq) {
+        let (shared, agent, myself) = (Arc::clone(&self.shared), self.agent, myself.clone());
+        tokio::spawn(async move {
+            let input = match read_after(&shared, agent, after).await {
+                Ok((stored, last)) => Input::Caught(token, stored, last),
+                Err(error) => {
+                    tracing::warn!(%agent, %error, "leader read failed");
+                    tokio::time::sleep(REREAD_PAUSE).await;
+                    Input::ReadFailed(token)
+                }
+            };
+            let _ = myself.cast(Msg::Input(input));
+        });
+    }
+
+    async fn effect(
+        &mut self,
+        myself: &ActorRef<Msg>,
+        token: Token,
+        run: RunId,
+        effect: Effect,
+    ) -> Result<(), ActorProcessingErr> {
+        if !self.runs.contains_key(&run) {
+            // The switch stands before the harness is spawned.
+            let switch = self.driver.kill_switch(self.agent, run);
+            self.shared.control.switches.register(self.agent, run, switch);
+            let Some(state) = self.core.as_ref().map(Appender::state) else { return Ok(()) };
+            let spawn = Spawn {
+                agent: self.agent,
+                run,
+                spec: state.spec().clone(),
+                working_directory: state.working_directory().map(str::to_owned),
+                shared: Arc::clone(&self.shared),
+                driver: Arc::clone(&self.driver),
+                to: myself.clone(),
+                node_lost: self.node_lost,
+            };
+            // A run that begins from now on is our own.
+            self.node_lost = false;
+            let (actor, _) = Actor::spawn_linked(None, run::Run, spawn, myself.get_cell()).await?;
+            self.runs.insert(run, actor);
+        }
+        if let Some(actor) = self.runs.get(&run) {
+            let _ = actor.cast(run::Msg::Effect(token, effect));
+        }
+        Ok(())
+    }
+}
+
+/// Everything of an agent after a sequence, up to its last event as the leader
+/// knows it.
+pub(crate) async fn read_after(
+    shared: &Shared,
+    agent: AgentId,
+    after: StreamSeq,
+) -> Result<(Vec<Stored>, StreamSeq), port::Fault> {
+    let Some(last) = shared.bus.last(agent).await? else { return Ok((Vec::new(), StreamSeq(0))) };
+    let mut stored = Vec::new();
+    if last.seq > after {
+        let mut events =
+            shared.bus.read(EventSelection::Agent(agent), after.next(), Until::Now).await?;
+        while let Some(recorded) = events.next().await {
+            let recorded = recorded?;
+            if recorded.seq >= last.seq {
+                break;
+            }
+            stored.push(stored_of(&recorded));
+        }
+        stored.push(stored_of(&last));
+    }
+    Ok((stored, last.seq))
+}
+
+pub(crate) fn stored_of(recorded: &port::Recorded) -> Stored {
+    Stored { seq: recorded.seq, time: recorded.time, bytes: recorded.bytes.to_vec() }
+}

@@ -1,0 +1,406 @@
+//! The control thread: kill switches, the agents' subscriptions and the lease
+//! keeper, on a runtime and a bus connection of their own, so that nothing
+//! that is busy elsewhere can delay a Kill.
+
+use crate::{
+    agent,
+    clock::BusClock,
+    counters::{Counters, count},
+    lease::{self, Lease},
+    node::Connect,
+    request::{self, Back},
+};
+use acri::{
+    AgentId, ErrorBody, ErrorCode, RunId,
+    id::Epoch,
+    limits::{COMMANDS_WAITING_MAX, KILL_PROOF_MAX},
+};
+use acri_bus::port::{Fault, Request, SharedBus};
+use acri_core::appender::Command;
+use acri_drivers::driver::{KillRequest, KillSwitch, Owner};
+use futures_util::StreamExt as _;
+use ractor::ActorRef;
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+/// Orders that wait for the control thread.
+const ORDERS_WAITING_MAX: usize = 4096;
+
+/// The kill switches of all runs whose harness this node may hold.
+#[derive(Default)]
+pub(crate) struct Switches {
+    entries: Mutex<HashMap<(AgentId, RunId), Arc<dyn KillSwitch>>>,
+    dropped: Notify,
+}
+
+impl std::fmt::Debug for Switches {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Switches").field("len", &self.len()).finish()
+    }
+}
+
+impl Switches {
+    fn with<T>(
+        &self,
+        act: impl FnOnce(&mut HashMap<(AgentId, RunId), Arc<dyn KillSwitch>>) -> T,
+    ) -> T {
+        act(&mut self.entries.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Registers a switch: before its harness is spawned.
+    pub(crate) fn register(&self, agent: AgentId, run: RunId, switch: Arc<dyn KillSwitch>) {
+        self.with(|entries| entries.insert((agent, run), switch));
+    }
+
+    /// Drops a switch: after its run is sealed.
+    pub(crate) fn drop_run(&self, agent: AgentId, run: RunId) {
+        self.with(|entries| entries.remove(&(agent, run)));
+        self.dropped.notify_waiters();
+    }
+
+    /// Waits until there is none.
+    pub(crate) async fn empty(&self) {
+        loop {
+            let dropped = self.dropped.notified();
+            if self.len() == 0 {
+                return;
+            }
+            dropped.await;
+        }
+    }
+
+    fn find(&self, agent: AgentId, run: RunId) -> Option<Arc<dyn KillSwitch>> {
+        self.with(|entries| entries.get(&(agent, run)).cloned())
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.with(|entries| entries.len())
+    }
+}
+
+enum Order {
+    Serve {
+        agent: AgentId,
+        epoch: Epoch,
+        to: ActorRef<agent::Msg>,
+        done: oneshot::Sender<Result<(), Fault>>,
+    },
+    Unserve(AgentId, Epoch),
+    Kill {
+        agent: AgentId,
+        run: RunId,
+        request: KillRequest,
+    },
+}
+
+/// The way to the control thread.
+#[derive(Clone, Debug)]
+pub(crate) struct Control {
+    orders: mpsc::Sender<Order>,
+    pub(crate) switches: Arc<Switches>,
+    stop: CancellationToken,
+}
+
+struct Served {
+    epoch: Epoch,
+    stop: CancellationToken,
+}
+
+struct Thread {
+    bus: SharedBus,
+    lease: Arc<Lease>,
+    clock: Arc<BusClock>,
+    counters: Arc<Counters>,
+    switches: Arc<Switches>,
+    incarnation: acri::Incarnation,
+    served: HashMap<AgentId, Served>,
+    stop: CancellationToken,
+}
+
+/// What the control thread needs.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) terms: lease::Terms,
+    pub(crate) lease: Arc<Lease>,
+    pub(crate) clock: Arc<BusClock>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) switches: Arc<Switches>,
+}
+
+impl Control {
+    /// Starts the thread and waits until its connection stands.
+    ///
+    /// # Errors
+    /// The connection's fault.
+    pub(crate) async fn start(connect: Connect, parts: Parts) -> Result<Self, Fault> {
+        let (orders, inbox) = mpsc::channel(ORDERS_WAITING_MAX);
+        let stop = CancellationToken::new();
+        let control = Self { orders, switches: Arc::clone(&parts.switches), stop: stop.clone() };
+        let (ready, standing) = oneshot::channel();
+        std::thread::Builder::new()
+            .name("acri-control".into())
+            .spawn(move || run_thread(connect, parts, inbox, ready, stop))
+            .map_err(|error| unavailable("start the control thread", &error))?;
+        standing.await.map_err(|error| unavailable("start the control thread", &error))??;
+        Ok(control)
+    }
+
+    /// Subscribes to an agent's commands for one owner's epoch.
+    ///
+    /// # Errors
+    /// The subscription's fault.
+    pub(crate) async fn serve(
+        &self,
+        agent: AgentId,
+        epoch: Epoch,
+        to: ActorRef<agent::Msg>,
+    ) -> Result<(), Fault> {
+        let (done, answer) = oneshot::channel();
+        let gone = |_| unavailable("subscribe", &"the control thread has ended");
+        if self.orders.send(Order::Serve { agent, epoch, to, done }).await.is_err() {
+            return Err(unavailable("subscribe", &"the control thread has ended"));
+        }
+        answer.await.map_err(gone)?
+    }
+
+    /// Ends the subscription of that epoch; a newer owner's stays.
+    pub(crate) async fn unserve(&self, agent: AgentId, epoch: Epoch) {
+        // Fails only when the thread has ended, and the subscription with it.
+        let _ = self.orders.send(Order::Unserve(agent, epoch)).await;
+    }
+
+    /// Has the switch pulled on the control thread.
+    pub(crate) async fn kill(&self, agent: AgentId, run: RunId, request: KillRequest) {
+        let _ = self.orders.send(Order::Kill { agent, run, request }).await;
+    }
+
+    /// Ends the thread.
+    pub(crate) fn end(&self) {
+        self.stop.cancel();
+    }
+}
+
+fn unavailable(operation: &'static str, error: &dyn std::fmt::Display) -> Fault {
+    Fault::Unavailable { operation, detail: error.to_string() }
+}
+
+fn run_thread(
+    connect: Connect,
+    parts: Parts,
+    inbox: mpsc::Receiver<Order>,
+    ready: oneshot::Sender<Result<(), Fault>>,
+    stop: CancellationToken,
+) {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            let _ = ready.send(Err(unavailable("start the control runtime", &error)));
+            return;
+        }
+    };
+    runtime.block_on(async move {
+        let bus = match connect().await {
+            Ok(bus) => bus,
+            Err(fault) => {
+                let _ = ready.send(Err(fault));
+                return;
+            }
+        };
+        let _ = ready.send(Ok(()));
+        let keeper = lease::keep(
+            Arc::clone(&bus),
+            parts.terms.clone(),
+            Arc::clone(&parts.lease),
+            Arc::clone(&parts.clock),
+            stop.clone(),
+        );
+        tokio::spawn(keeper);
+        let mut thread = Thread {
+            bus: Arc::clone(&bus),
+            lease: parts.lease,
+            clock: parts.clock,
+            counters: parts.counters,
+            switches: parts.switches,
+            incarnation: parts.terms.incarnation,
+            served: HashMap::new(),
+            stop: stop.clone(),
+        };
+        thread.serve_orders(inbox).await;
+        bus.drain().await;
+    });
+}
+
+impl Thread {
+    async fn serve_orders(&mut self, mut inbox: mpsc::Receiver<Order>) {
+        loop {
+            let order = tokio::select! {
+                order = inbox.recv() => order,
+                () = self.stop.cancelled() => None,
+            };
+            match order {
+                None => return,
+                Some(Order::Serve { agent, epoch, to, done }) => self.serve(agent, epoch, to, done),
+                Some(Order::Unserve(agent, epoch)) => self.unserve(agent, epoch),
+                Some(Order::Kill { agent, run, request }) => self.pull(agent, run, request),
+            }
+        }
+    }
+
+    fn serve(
+        &mut self,
+        agent: AgentId,
+        epoch: Epoch,
+        to: ActorRef<agent::Msg>,
+        done: oneshot::Sender<Result<(), Fault>>,
+    ) {
+        let stop = self.stop.child_token();
+        if let Some(former) = self.served.insert(agent, Served { epoch, stop: stop.clone() }) {
+            former.stop.cancel();
+        }
+        let listener = Listener {
+            agent,
+            epoch,
+            to,
+            permits: Arc::new(Semaphore::new(COMMANDS_WAITING_MAX)),
+            lease: Arc::clone(&self.lease),
+            clock: Arc::clone(&self.clock),
+            counters: Arc::clone(&self.counters),
+            switches: Arc::clone(&self.switches),
+            incarnation: self.incarnation,
+        };
+        let bus = Arc::clone(&self.bus);
+        tokio::spawn(async move {
+            let mut requests = match bus.serve_agent(agent).await {
+                Ok(requests) => {
+                    let _ = done.send(Ok(()));
+                    requests
+                }
+                Err(fault) => {
+                    let _ = done.send(Err(fault));
+                    return;
+                }
+            };
+            drop(bus);
+            loop {
+                tokio::select! {
+                    biased;
+                    () = stop.cancelled() => return,
+                    request = requests.next() => match request {
+                        Some(request) => listener.take(request).await,
+                        None => return,
+                    },
+                }
+            }
+        });
+    }
+
+    fn unserve(&mut self, agent: AgentId, epoch: Epoch) {
+        if self.served.get(&agent).is_some_and(|served| served.epoch == epoch)
+            && let Some(served) = self.served.remove(&agent)
+        {
+            served.stop.cancel();
+        }
+    }
+
+    fn pull(&self, agent: AgentId, run: RunId, request: KillRequest) {
+        if let Some(switch) = self.switches.find(agent, run) {
+            tokio::spawn(pull(
+                switch,
+                request,
+                Arc::clone(&self.lease),
+                Arc::clone(&self.counters),
+            ));
+        }
+    }
+}
+
+async fn pull(
+    switch: Arc<dyn KillSwitch>,
+    request: KillRequest,
+    lease: Arc<Lease>,
+    counters: Arc<Counters>,
+) {
+    if !lease.may_act() {
+        return;
+    }
+    // The agent's actor repeats a kill that is not proved in time.
+    match tokio::time::timeout(KILL_PROOF_MAX, switch.kill(request)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => {
+            count(&counters.kills_repeated);
+            tracing::warn!(%error, "kill is not proved");
+        }
+        Err(_) => {
+            count(&counters.kills_repeated);
+            tracing::warn!("kill is not proved in time");
+        }
+    }
+}
+
+/// One agent's subscription.
+struct Listener {
+    agent: AgentId,
+    epoch: Epoch,
+    to: ActorRef<agent::Msg>,
+    permits: Arc<Semaphore>,
+    lease: Arc<Lease>,
+    clock: Arc<BusClock>,
+    counters: Arc<Counters>,
+    switches: Arc<Switches>,
+    incarnation: acri::Incarnation,
+}
+
+impl Listener {
+    async fn take(&self, mut request: Request) {
+        let back = Back::of(&mut request);
+        if !back.is_open() {
+            count(&self.counters.requests_unanswerable);
+            return;
+        }
+        if !self.lease.may_act() {
+            count(&self.counters.replies_withheld);
+            return;
+        }
+        let command = match request::to_agent(self.agent, &request) {
+            Ok(command) => command,
+            Err(error) => {
+                count(&self.counters.requests_malformed);
+                back.refuse(&error).await;
+                return;
+            }
+        };
+        // One that came too late is never carried out; the core says so.
+        if command.check_time(self.clock.now()).is_ok() {
+            self.kill_at_once(&command);
+        }
+        match Arc::clone(&self.permits).try_acquire_owned() {
+            Ok(permit) => {
+                // Fails only when the actor has ended; the asker asks again.
+                let _ = self.to.cast(agent::Msg::Command { command, back, permit });
+            }
+            Err(_) => {
+                count(&self.counters.requests_overflowed);
+                let text = format!("{COMMANDS_WAITING_MAX} commands wait for this agent");
+                back.refuse(&ErrorBody::new(ErrorCode::ResourceExhausted, text)).await;
+            }
+        }
+    }
+
+    /// The one effect that does not wait for its event.
+    fn kill_at_once(&self, command: &Command) {
+        let Some((run, kill)) = request::killed_run(command) else { return };
+        let Some(switch) = self.switches.find(self.agent, run) else { return };
+        let request = KillRequest {
+            command: command.id,
+            principal: command.principal.clone(),
+            reason: kill.reason.clone(),
+            owner: Owner { epoch: self.epoch, incarnation: self.incarnation },
+        };
+        tokio::spawn(pull(switch, request, Arc::clone(&self.lease), Arc::clone(&self.counters)));
+    }
+}

@@ -1,0 +1,533 @@
+//! One node: its start in the order that nothing can fall between, its loops,
+//! its drain.
+
+use crate::{
+    adopt::{self, Adopter, Index},
+    agent,
+    clock::{BusClock, boot_time},
+    config::Config,
+    control::{self, Control, Switches},
+    counters::Counters,
+    lease::{Lease, Terms},
+    service::{self, Service},
+    supervisor::{self, Supervisor},
+};
+use acri::{
+    AgentId, CommandId, EventId, HarnessType, Incarnation, RunId, StreamSeq, event, limits,
+};
+use acri_bus::port::{EventSelection, Fault, LeaseEntry, Leased, SharedBus, Until};
+use acri_core::appender::Stored;
+use acri_drivers::driver::{Driver, Owner, Session};
+use futures_util::{StreamExt as _, future::BoxFuture};
+use ractor::{Actor, ActorRef};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    fs::File,
+    path::Path,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+/// Makes a connection to the bus. Called once on the data runtime and once on
+/// the control thread: a connection lives on the runtime that made it.
+pub type Connect = Arc<dyn Fn() -> BoxFuture<'static, Result<SharedBus, Fault>> + Send + Sync>;
+
+/// How long a start waits for its lease.
+const LEASE_WAIT_MAX: Duration = Duration::from_secs(30);
+/// How long the fencing of a predecessor is tried.
+const FENCE_ATTEMPTS_MAX: u32 = 50;
+
+/// Why a node did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Another process holds the state directory.
+    #[error("state directory {0} is in use by another node")]
+    Locked(String),
+    /// A file of the node's own cannot be read or written.
+    #[error("{operation} {path}: {source}")]
+    File {
+        /// What was tried.
+        operation: &'static str,
+        /// On which file.
+        path: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The bus did not do its part.
+    #[error("{operation}: {source}")]
+    Bus {
+        /// What was tried.
+        operation: &'static str,
+        /// What the bus said.
+        source: Fault,
+    },
+    /// A node of the same name lives elsewhere.
+    #[error("another node named {node} is alive (incarnation {incarnation}); names must be unique")]
+    NameTaken {
+        /// The name.
+        node: acri::NodeId,
+        /// The other's incarnation.
+        incarnation: Incarnation,
+    },
+    /// The lease was not granted in time.
+    #[error("no lease within {0} s")]
+    NoLease(u64),
+    /// The node's clock is too far from the bus's.
+    #[error("clock differs from the bus's by {0} ms, more than {max} ms", max = limits::CLOCK_SKEW_MAX.as_millis())]
+    Skew(i64),
+    /// An actor did not start.
+    #[error("supervisor of {harness}: {detail}")]
+    Supervisor {
+        /// Whose.
+        harness: HarnessType,
+        /// What was said.
+        detail: String,
+    },
+}
+
+/// What all actors of a node share.
+pub(crate) struct Shared {
+    pub(crate) config: Config,
+    pub(crate) incarnation: Incarnation,
+    pub(crate) bus: SharedBus,
+    pub(crate) control: Control,
+    pub(crate) lease: Arc<Lease>,
+    pub(crate) clock: Arc<BusClock>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) sessions: Sessions,
+    pub(crate) agents: AtomicU64,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("Shared")
+            .field("incarnation", &self.incarnation)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    pub(crate) fn mint_event_id(&self) -> EventId {
+        EventId::from_uuid(Uuid::now_v7())
+    }
+
+    pub(crate) fn agents_owned(&self) -> u64 {
+        self.agents.load(Ordering::Relaxed)
+    }
+}
+
+type SessionEntry = (Owner, Arc<dyn Session>);
+
+/// The sessions of all runs: their holders hear regularly that they are owned.
+#[derive(Default)]
+pub(crate) struct Sessions {
+    entries: Mutex<HashMap<(AgentId, RunId), SessionEntry>>,
+}
+
+impl Sessions {
+    fn with<T>(&self, act: impl FnOnce(&mut HashMap<(AgentId, RunId), SessionEntry>) -> T) -> T {
+        act(&mut self.entries.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn register(
+        &self,
+        agent: AgentId,
+        run: RunId,
+        owner: Owner,
+        session: Arc<dyn Session>,
+    ) {
+        self.with(|entries| entries.insert((agent, run), (owner, session)));
+    }
+
+    pub(crate) fn drop_run(&self, agent: AgentId, run: RunId) {
+        self.with(|entries| entries.remove(&(agent, run)));
+    }
+
+    fn all(&self) -> Vec<SessionEntry> {
+        self.with(|entries| entries.values().cloned().collect())
+    }
+}
+
+/// How a node ended by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// Its incarnation was fenced: others may own its agents now. Start again.
+    Fenced,
+}
+
+/// A running node.
+pub struct Node {
+    shared: Arc<Shared>,
+    supervisors: BTreeMap<HarnessType, ActorRef<supervisor::Msg>>,
+    stop: CancellationToken,
+    // Held as long as the node lives.
+    _lock: File,
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("Node")
+            .field("incarnation", &self.shared.incarnation)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Node {
+    /// Starts a node: scan, kill switches, connections, lease, fold, adopt,
+    /// serve. When this returns its harnesses' commands are answered.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn start(
+        config: Config,
+        connect: Connect,
+        drivers: Vec<Arc<dyn Driver>>,
+    ) -> Result<Self, Error> {
+        let lock = lock_state(&config.state_dir)?;
+        let incarnation = Incarnation::from_uuid(Uuid::new_v4());
+        let switches = Arc::new(Switches::default());
+        for driver in &drivers {
+            for held in driver.scan().await {
+                switches.register(held.agent, held.run, held.kill_switch);
+            }
+        }
+        let bus = connect().await.map_err(|source| Error::Bus { operation: "connect", source })?;
+        // Fenced before it is forgotten: a crash between the two only fences it
+        // once more.
+        if let Some(predecessor) = read_incarnation(&config.state_dir)? {
+            fence(&bus, predecessor).await?;
+        }
+        write_incarnation(&config.state_dir, incarnation)?;
+        let (lease, clock, counters) = (
+            Arc::new(Lease::default()),
+            Arc::new(BusClock::default()),
+            Arc::new(Counters::default()),
+        );
+        let terms = Terms {
+            node: config.node.clone(),
+            incarnation,
+            ttl: config.lease_ttl,
+            renew_every: config.lease_renew_every,
+            stop_after: config.lease_stop_after,
+        };
+        let parts = control::Parts {
+            terms,
+            lease: Arc::clone(&lease),
+            clock: Arc::clone(&clock),
+            counters: Arc::clone(&counters),
+            switches,
+        };
+        let control = Control::start(connect, parts)
+            .await
+            .map_err(|source| Error::Bus { operation: "connect", source })?;
+        let granted = tokio::time::timeout(LEASE_WAIT_MAX, lease.wait()).await;
+        if granted != Ok(true) {
+            control.end();
+            return Err(Error::NoLease(LEASE_WAIT_MAX.as_secs()));
+        }
+        check_skew(&bus, &clock).await.inspect_err(|_| control.end())?;
+        let shared = Arc::new(Shared {
+            config,
+            incarnation,
+            bus,
+            control,
+            lease,
+            clock,
+            counters,
+            sessions: Sessions::default(),
+            agents: AtomicU64::new(0),
+        });
+        let mut node = Self {
+            shared,
+            supervisors: BTreeMap::new(),
+            stop: CancellationToken::new(),
+            _lock: lock,
+        };
+        node.begin(drivers).await.inspect_err(|_| node.shared.control.end())?;
+        Ok(node)
+    }
+
+    async fn begin(&mut self, drivers: Vec<Arc<dyn Driver>>) -> Result<(), Error> {
+        for driver in &drivers {
+            let parts =
+                supervisor::Parts { shared: Arc::clone(&self.shared), driver: Arc::clone(driver) };
+            let (supervisor, _) = Actor::spawn(None, Supervisor, parts).await.map_err(|error| {
+                Error::Supervisor { harness: driver.harness().clone(), detail: error.to_string() }
+            })?;
+            self.supervisors.insert(driver.harness().clone(), supervisor);
+        }
+        let index = Arc::new(Mutex::new(self.adopt_own().await?));
+        for driver in &drivers {
+            let Some(supervisor) = self.supervisors.get(driver.harness()).cloned() else {
+                continue;
+            };
+            let requests = self
+                .shared
+                .bus
+                .serve_harness(driver.harness())
+                .await
+                .map_err(|source| Error::Bus { operation: "serve a harness", source })?;
+            let service = Arc::new(Service {
+                shared: Arc::clone(&self.shared),
+                driver: Arc::clone(driver),
+                supervisor,
+            });
+            tokio::spawn(service.run(requests, self.stop.clone()));
+        }
+        tokio::spawn(adopt::follow(
+            Arc::clone(&self.shared),
+            Arc::clone(&index),
+            self.stop.clone(),
+        ));
+        let adopter = Adopter {
+            shared: Arc::clone(&self.shared),
+            drivers: drivers.clone(),
+            supervisors: self.supervisors.clone(),
+            index,
+        };
+        tokio::spawn(adopter.run(self.stop.clone()));
+        tokio::spawn(service::heartbeat(Arc::clone(&self.shared), drivers, self.stop.clone()));
+        tokio::spawn(contact(Arc::clone(&self.shared), self.stop.clone()));
+        Ok(())
+    }
+
+    /// One ordered read over all events, then an adoption of each agent that
+    /// this node's predecessors owned.
+    async fn adopt_own(&self) -> Result<Index, Error> {
+        let fault = |source| Error::Bus { operation: "read the events", source };
+        let mut histories: HashMap<AgentId, Vec<Stored>> = HashMap::new();
+        let mut index = Index::default();
+        let mut events = self
+            .shared
+            .bus
+            .read(EventSelection::All, StreamSeq(1), Until::Now)
+            .await
+            .map_err(fault)?;
+        while let Some(recorded) = events.next().await {
+            let recorded = recorded.map_err(fault)?;
+            index.note(&recorded);
+            if let acri::Subject::Event(agent, _, kind) = &recorded.subject {
+                if kind == "agent.removed" {
+                    histories.remove(agent);
+                } else {
+                    histories.entry(*agent).or_default().push(agent::stored_of(&recorded));
+                }
+            }
+        }
+        let mut checked = BTreeSet::new();
+        for (agent, history) in histories {
+            let Some((node, owner, harness)) = owner_of(&history) else {
+                tracing::error!(%agent, "a history without a readable owner is left alone");
+                continue;
+            };
+            let Some(supervisor) = self.supervisors.get(&harness) else { continue };
+            if node != self.shared.config.node {
+                continue;
+            }
+            if checked.insert(owner) {
+                // The lock file proves the death of predecessors in this state
+                // directory only; a namesake elsewhere may live.
+                let entry = self.shared.bus.lease(owner).await.map_err(fault)?;
+                if let LeaseEntry::Live { .. } = entry {
+                    return Err(Error::NameTaken { node, incarnation: owner });
+                }
+                if let LeaseEntry::Expired(_) = entry {
+                    fence(&self.shared.bus, owner).await?;
+                }
+            }
+            let _ = supervisor.cast(supervisor::Msg::Adopt { agent, history, node_lost: false });
+        }
+        Ok(index)
+    }
+
+    /// Which start of the node this is.
+    #[must_use]
+    pub fn incarnation(&self) -> Incarnation {
+        self.shared.incarnation
+    }
+
+    /// Waits until the node ends by itself.
+    pub async fn ended(&self) -> Ended {
+        self.shared.lease.fenced().await;
+        Ended::Fenced
+    }
+
+    /// How many runs' harnesses this node holds.
+    #[must_use]
+    pub fn runs(&self) -> usize {
+        self.shared.control.switches.len()
+    }
+
+    /// Leaves: takes no further command and lets the harnesses go on for the
+    /// next start of this node.
+    pub async fn leave(self) {
+        self.stop.cancel();
+        for actor in self.actors().await {
+            let _ = actor.cast(agent::Msg::Leave);
+        }
+        for supervisor in self.supervisors.values() {
+            // A second wait would return at once; one is made, with a limit.
+            let _ = supervisor.stop_children_and_wait(None, Some(Duration::from_secs(5))).await;
+            supervisor.stop(None);
+        }
+        self.shared.control.end();
+        self.shared.lease.end();
+        self.shared.bus.drain().await;
+    }
+
+    async fn actors(&self) -> Vec<ActorRef<agent::Msg>> {
+        let mut actors = Vec::new();
+        for supervisor in self.supervisors.values() {
+            actors.extend(
+                ractor::call_t!(supervisor, supervisor::Msg::Agents, 5_000).unwrap_or_default(),
+            );
+        }
+        actors
+    }
+
+    /// Stops every open run with this grace and waits until all are sealed, or
+    /// until the grace and a little more is over. Returns how many are left.
+    pub async fn stop_runs(&self, grace: Duration) -> usize {
+        self.order_all(|| agent::Msg::StopRun {
+            command: CommandId::from_uuid(Uuid::now_v7()),
+            grace,
+            reason: "the node drains".to_owned(),
+        })
+        .await;
+        self.wait_sealed(grace + limits::KILL_PROOF_MAX * 2).await
+    }
+
+    /// Kills every open run and waits until all are sealed. Returns how many
+    /// are left.
+    pub async fn kill_runs(&self) -> usize {
+        self.order_all(|| agent::Msg::KillRun {
+            command: CommandId::from_uuid(Uuid::now_v7()),
+            reason: "the node was told to end at once".to_owned(),
+        })
+        .await;
+        self.wait_sealed(limits::KILL_PROOF_MAX * 2).await
+    }
+
+    async fn order_all(&self, message: impl Fn() -> agent::Msg) {
+        for actor in self.actors().await {
+            let _ = actor.cast(message());
+        }
+    }
+
+    async fn wait_sealed(&self, at_most: Duration) -> usize {
+        let _ = tokio::time::timeout(at_most, self.shared.control.switches.empty()).await;
+        self.runs()
+    }
+}
+
+/// The last owner and the harness, as the history tells.
+fn owner_of(history: &[Stored]) -> Option<(acri::NodeId, Incarnation, HarnessType)> {
+    let decode =
+        |stored: &Stored| acri::codec::from_msgpack::<acri::EventEnvelope>(&stored.bytes).ok();
+    let first = decode(history.first()?)?;
+    let last = decode(history.last()?)?;
+    let acri::Event::AgentCreated(event::AgentCreated { spec, .. }) = first.event else {
+        return None;
+    };
+    Some((last.node, last.incarnation, spec.harness))
+}
+
+async fn check_skew(bus: &SharedBus, clock: &BusClock) -> Result<(), Error> {
+    let offset = bus
+        .clock_offset_micros()
+        .await
+        .map_err(|source| Error::Bus { operation: "read the bus's clock", source })?;
+    clock.set_offset_from_wall(offset);
+    if u128::from(offset.unsigned_abs()) > limits::CLOCK_SKEW_MAX.as_micros() {
+        return Err(Error::Skew(offset / 1_000));
+    }
+    Ok(())
+}
+
+/// Fences an incarnation that is proved dead.
+async fn fence(bus: &SharedBus, incarnation: Incarnation) -> Result<(), Error> {
+    let fault = |source| Error::Bus { operation: "fence a predecessor", source };
+    for attempt in 0..FENCE_ATTEMPTS_MAX {
+        let expect = match bus.lease(incarnation).await.map_err(fault)? {
+            LeaseEntry::Fenced(_) => return Ok(()),
+            LeaseEntry::Live { revision, .. } | LeaseEntry::Expired(revision) => revision,
+            LeaseEntry::Absent => StreamSeq(0),
+        };
+        match bus.fence(incarnation, expect).await {
+            Leased::Written(_) => return Ok(()),
+            Leased::Lost => {}
+            Leased::Unknown(error) => tracing::warn!(%error, "fence has no answer"),
+        }
+        tokio::time::sleep(agent::retry_pause(attempt.min(4))).await;
+    }
+    Err(fault(Fault::Unavailable {
+        operation: "fence",
+        detail: "the entry changes again and again".to_owned(),
+    }))
+}
+
+async fn contact(shared: Arc<Shared>, stop: CancellationToken) {
+    let mut every = tokio::time::interval(shared.config.contact_every);
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            _ = every.tick() => {}
+        }
+        let began = boot_time();
+        for (owner, session) in shared.sessions.all() {
+            if !shared.lease.may_act() {
+                break;
+            }
+            if let Err(fault) = session.contact(owner).await {
+                tracing::debug!(%fault, "a holder does not hear us");
+            }
+        }
+        tracing::trace!(took_ms = (boot_time().saturating_sub(began)).as_millis(), "contacted");
+    }
+}
+
+fn file_error(operation: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
+    let path = path.display().to_string();
+    move |source| Error::File { operation, path, source }
+}
+
+fn lock_state(directory: &Path) -> Result<File, Error> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(directory)
+        .map_err(file_error("create", directory))?;
+    let path = directory.join("node.lock");
+    let lock = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path)
+        .map_err(file_error("open", &path))?;
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive)
+        .map_err(|_| Error::Locked(directory.display().to_string()))?;
+    Ok(lock)
+}
+
+fn read_incarnation(directory: &Path) -> Result<Option<Incarnation>, Error> {
+    let path = directory.join("incarnation");
+    match std::fs::read_to_string(&path) {
+        Ok(text) => Ok(text.trim().parse().ok()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(file_error("read", &path)(error)),
+    }
+}
+
+fn write_incarnation(directory: &Path, incarnation: Incarnation) -> Result<(), Error> {
+    let (path, fresh) = (directory.join("incarnation"), directory.join("incarnation.new"));
+    std::fs::write(&fresh, incarnation.to_string()).map_err(file_error("write", &fresh))?;
+    std::fs::rename(&fresh, &path).map_err(file_error("write", &path))
+}

@@ -1,0 +1,343 @@
+//! The task that publishes one run's output: reads the spool, steps the
+//! writer, carries out what it says.
+
+use crate::{
+    agent::{self, retry_pause},
+    counters::count,
+    node::Shared,
+};
+use acri::{AgentId, RunId, event::Source, log::ResumeToken};
+use acri_bus::port::{Appended, FrameAppend};
+use acri_core::{
+    appender::{self, Report, Token},
+    writer::{Input, LastFrame, Output, SpoolRecord, Writer},
+};
+use acri_drivers::driver::{Chunk, ChunkEnd, Fault, Owner, Session};
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use ractor::ActorRef;
+use std::{collections::VecDeque, sync::Arc};
+use tokio::sync::mpsc;
+
+/// Bytes of output that are read at once.
+const READ_BYTES_MAX: usize = 512 * 1024;
+/// Attempts to read the spool before the agent is adopted anew.
+const READ_ATTEMPTS_MAX: u32 = 10;
+
+/// One run's pump.
+pub(crate) struct Pump {
+    pub(crate) agent: AgentId,
+    pub(crate) run: RunId,
+    pub(crate) owner: Owner,
+    pub(crate) session: Arc<dyn Session>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) derived: mpsc::Receiver<Source>,
+}
+
+/// What the bus answered to one thing that the writer asked.
+enum Answer {
+    Stored(Token, acri::StreamSeq),
+    Conflict(Token),
+    Unknown(Token),
+    Refused(Token),
+    Last(Token, Option<LastFrame>),
+    EpochOk(Token),
+    Fenced,
+    ReadFailed(Token),
+}
+
+type Asked = BoxFuture<'static, Answer>;
+type Reading = BoxFuture<'static, Result<Chunk, Fault>>;
+
+struct Flow {
+    asked: Option<Asked>,
+    /// Latest release that was not carried out.
+    release: Option<(u64, Bytes)>,
+    done: bool,
+}
+
+impl Pump {
+    /// Publishes until the run's log is complete. An error: this owner cannot
+    /// go on, the agent is to be adopted anew.
+    pub(crate) async fn run(mut self, to: &ActorRef<agent::Msg>) -> Result<(), String> {
+        let kept = self.session.resume_token().await.map_err(|fault| fault.to_string())?;
+        let kept = kept.and_then(|bytes| acri::codec::from_msgpack::<ResumeToken>(&bytes).ok());
+        let (mut writer, outputs) = Writer::new(self.agent, self.run, self.owner.epoch, kept);
+        let mut flow = Flow { asked: None, release: None, done: false };
+        let mut reading: Option<Reading> = None;
+        let mut chunks: VecDeque<Chunk> = VecDeque::new();
+        let mut ended: Option<(u64, bool)> = None;
+        self.carry_out(&mut flow, outputs, to)?;
+        while !flow.done {
+            if let Some((offset, resume)) = flow.release.take() {
+                // Not answered is not lost: the next release says more.
+                if let Err(fault) = self.session.release(self.owner, offset, resume).await {
+                    tracing::debug!(run = %self.run, %fault, "release is not taken");
+                }
+            }
+            self.feed(&mut writer, &mut chunks, &mut ended, &mut flow, to)?;
+            if flow.done {
+                break;
+            }
+            if reading.is_none()
+                && chunks.is_empty()
+                && ended.is_none_or(|(at, _)| writer.wants_output() != Some(at))
+            {
+                reading = writer.wants_output().map(|offset| self.read(offset));
+            }
+            tokio::select! {
+                answer = next(&mut flow.asked) => {
+                    flow.asked = None;
+                    let outputs = match answer {
+                        Answer::Stored(token, seq) => writer.step(Input::Stored(token, seq)),
+                        Answer::Conflict(token) => writer.step(Input::Conflict(token)),
+                        Answer::Unknown(token) => writer.step(Input::Unknown(token)),
+                        Answer::Refused(token) => writer.step(Input::Refused(token)),
+                        Answer::Last(token, last) => writer.step(Input::Last(token, last)),
+                        Answer::EpochOk(token) => writer.step(Input::EpochOk(token)),
+                        Answer::ReadFailed(token) => writer.step(Input::ReadFailed(token)),
+                        Answer::Fenced => return Err("a newer owner exists".to_owned()),
+                    };
+                    self.carry_out(&mut flow, outputs, to)?;
+                }
+                chunk = next(&mut reading) => {
+                    reading = None;
+                    chunks.push_back(chunk.map_err(|fault| fault.to_string())?);
+                }
+                source = self.derived.recv() => {
+                    let Some(source) = source else { return Ok(()) };
+                    let outputs = writer.step(Input::Derived(source));
+                    self.carry_out(&mut flow, outputs, to)?;
+                }
+            }
+        }
+        if let Some((offset, resume)) = flow.release.take() {
+            let _ = self.session.release(self.owner, offset, resume).await;
+        }
+        Ok(())
+    }
+
+    /// Hands what was read to the writer, as far as it wants it.
+    fn feed(
+        &self,
+        writer: &mut Writer,
+        chunks: &mut VecDeque<Chunk>,
+        ended: &mut Option<(u64, bool)>,
+        flow: &mut Flow,
+        to: &ActorRef<agent::Msg>,
+    ) -> Result<(), String> {
+        while let Some(mut chunk) = chunks.pop_front() {
+            let mut taken = 0;
+            for (index, record) in chunk.records.iter().enumerate() {
+                let wanted = writer.wants_output();
+                if wanted.is_some_and(|offset| record.spool_offset < offset) {
+                    taken = index + 1;
+                    continue;
+                }
+                if wanted != Some(record.spool_offset) {
+                    break;
+                }
+                let spool_end =
+                    chunk.records.get(index + 1).map_or(chunk.next, |next| next.spool_offset);
+                let outputs = writer.step(Input::Output(SpoolRecord {
+                    spool_offset: record.spool_offset,
+                    spool_end,
+                    stream: record.stream,
+                    stream_offset: record.stream_offset,
+                    time: record.time,
+                    bytes: &record.bytes,
+                }));
+                self.carry_out(flow, outputs, to)?;
+                taken = index + 1;
+            }
+            if taken < chunk.records.len() {
+                // Back-pressure keeps the rest for later; after a jump back to
+                // a former owner's token it is read again from the spool.
+                chunk.records.drain(..taken);
+                let first = chunk.records.first().map_or(chunk.next, |record| record.spool_offset);
+                match writer.wants_output() {
+                    Some(offset) if offset != first => {}
+                    _ => chunks.push_front(chunk),
+                }
+                return Ok(());
+            }
+            match chunk.end {
+                ChunkEnd::Open => {}
+                ChunkEnd::Ended => *ended = Some((chunk.next, false)),
+                ChunkEnd::Torn => *ended = Some((chunk.next, true)),
+            }
+        }
+        if let Some((at, torn)) = *ended {
+            let outputs = writer.step(Input::EndOfOutput { at, torn });
+            self.carry_out(flow, outputs, to)?;
+        }
+        Ok(())
+    }
+
+    fn read(&self, offset: u64) -> Reading {
+        let (session, run) = (Arc::clone(&self.session), self.run);
+        Box::pin(async move {
+            let mut attempt = 0;
+            loop {
+                match session.output(offset, READ_BYTES_MAX).await {
+                    Err(fault) if attempt < READ_ATTEMPTS_MAX => {
+                        tracing::debug!(%run, %fault, "output is read again");
+                        tokio::time::sleep(retry_pause(attempt)).await;
+                        attempt += 1;
+                    }
+                    answer => return answer,
+                }
+            }
+        })
+    }
+
+    fn carry_out(
+        &self,
+        flow: &mut Flow,
+        outputs: Vec<Output>,
+        to: &ActorRef<agent::Msg>,
+    ) -> Result<(), String> {
+        for output in outputs {
+            match output {
+                Output::Derive(source, event) => self.report(to, Report::Derived(source, *event)),
+                Output::Publish { token, expect, bytes, resume, events: _, attempt } => {
+                    let append = FrameAppend {
+                        agent: self.agent,
+                        run: Some(self.run),
+                        expect,
+                        epoch: self.owner.epoch,
+                        resume,
+                        bytes,
+                    };
+                    flow.asked = Some(publish(Arc::clone(&self.shared), token, append, attempt));
+                }
+                Output::ReadLast { token, attempt } => {
+                    flow.asked = Some(read_last(
+                        Arc::clone(&self.shared),
+                        self.agent,
+                        self.run,
+                        token,
+                        attempt,
+                    ));
+                }
+                Output::CheckEpoch { token, attempt } => {
+                    flow.asked = Some(check_epoch(
+                        Arc::clone(&self.shared),
+                        self.agent,
+                        self.owner,
+                        token,
+                        attempt,
+                    ));
+                }
+                Output::Release { spool_offset, resume } => {
+                    flow.release = Some((spool_offset, resume))
+                }
+                Output::StepDown(epoch) => {
+                    return Err(format!("a frame of epoch {epoch} is stored"));
+                }
+                Output::Done { count, chain, gap } => {
+                    flow.done = true;
+                    self.report(to, Report::LogsDone { count, chain, gap });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn report(&self, to: &ActorRef<agent::Msg>, report: Report) {
+        let _ = to.cast(agent::Msg::Input(appender::Input::Report(self.run, report)));
+    }
+}
+
+async fn next<T>(future: &mut Option<BoxFuture<'static, T>>) -> T {
+    match future {
+        Some(future) => future.await,
+        None => std::future::pending().await,
+    }
+}
+
+fn publish(shared: Arc<Shared>, token: Token, append: FrameAppend, attempt: u32) -> Asked {
+    Box::pin(async move {
+        if attempt > 0 {
+            count(&shared.counters.frames_repeated);
+            tokio::time::sleep(retry_pause(attempt - 1)).await;
+        }
+        if !shared.lease.wait().await {
+            return Answer::Fenced;
+        }
+        match shared.bus.append_frame(&append).await {
+            Appended::Stored(seq) => Answer::Stored(token, seq),
+            Appended::Conflict => Answer::Conflict(token),
+            // Without a message id the server cannot know a duplicate.
+            Appended::Duplicate(_) | Appended::InFlight => Answer::Unknown(token),
+            Appended::Unknown(error) => {
+                tracing::debug!(%error, "frame has no answer");
+                Answer::Unknown(token)
+            }
+            Appended::Refused(error) => {
+                tracing::warn!(%error, "frame is refused");
+                Answer::Refused(token)
+            }
+        }
+    })
+}
+
+fn read_last(shared: Arc<Shared>, agent: AgentId, run: RunId, token: Token, attempt: u32) -> Asked {
+    Box::pin(async move {
+        if attempt > 0 {
+            tokio::time::sleep(retry_pause(attempt)).await;
+        }
+        let frame = match shared.bus.last_frame(agent, Some(run)).await {
+            Ok(frame) => frame,
+            Err(error) => {
+                tracing::warn!(%error, "last frame cannot be read");
+                return Answer::ReadFailed(token);
+            }
+        };
+        let Some(frame) = frame else { return Answer::Last(token, None) };
+        match acri::codec::from_msgpack(&frame.resume) {
+            Ok(resume) => Answer::Last(
+                token,
+                Some(LastFrame { seq: frame.seq, epoch: frame.epoch, token: resume }),
+            ),
+            Err(error) => {
+                tracing::error!(%run, %error, "the last frame's resume token cannot be read");
+                Answer::ReadFailed(token)
+            }
+        }
+    })
+}
+
+fn check_epoch(
+    shared: Arc<Shared>,
+    agent: AgentId,
+    owner: Owner,
+    token: Token,
+    attempt: u32,
+) -> Asked {
+    Box::pin(async move {
+        if attempt > 0 {
+            tokio::time::sleep(retry_pause(attempt)).await;
+        }
+        match shared.bus.last(agent).await {
+            Ok(Some(last)) => match acri::codec::from_msgpack::<acri::EventEnvelope>(&last.bytes) {
+                Ok(envelope)
+                    if envelope.epoch == owner.epoch
+                        && envelope.incarnation == owner.incarnation =>
+                {
+                    Answer::EpochOk(token)
+                }
+                Ok(_) => Answer::Fenced,
+                Err(error) => {
+                    tracing::error!(%agent, %error, "the agent's last event cannot be read");
+                    Answer::ReadFailed(token)
+                }
+            },
+            Ok(None) => Answer::Fenced,
+            Err(error) => {
+                tracing::warn!(%error, "the agent's last event cannot be read");
+                Answer::ReadFailed(token)
+            }
+        }
+    })
+}

@@ -1,0 +1,339 @@
+//! The actor of one run: its session, and the tasks round it. It carries out
+//! the effects that the agent's actor hands on, and reports what it sees.
+
+use crate::{agent, node::Shared, pump};
+use acri::{
+    AgentId, AgentSpec, RunId,
+    event::{FailReason, RunStarted, Source},
+};
+use acri_core::appender::{Effect, Input, Report, Token};
+use acri_drivers::driver::{
+    Attached, Driver, Fault, KillRequest, Owner, Provisioned, Session, Start, StartError,
+};
+use futures_util::FutureExt as _;
+use ractor::{Actor, ActorProcessingErr, ActorRef};
+use std::{panic::AssertUnwindSafe, sync::Arc};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+/// Derived events whose storing the pump has not heard of yet.
+const DERIVED_WAITING_MAX: usize = 64;
+/// Attempts to reach a holder before the agent is adopted anew.
+const ATTEMPTS_MAX: u32 = 8;
+
+/// Arguments of the actor.
+pub(crate) struct Spawn {
+    pub(crate) agent: AgentId,
+    pub(crate) run: RunId,
+    pub(crate) spec: AgentSpec,
+    pub(crate) working_directory: Option<String>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) driver: Arc<dyn Driver>,
+    pub(crate) to: ActorRef<agent::Msg>,
+    /// The harness was on a node that is given up: there is nothing to attach
+    /// to.
+    pub(crate) node_lost: bool,
+}
+
+/// What a run's actor hears.
+pub(crate) enum Msg {
+    /// Do this.
+    Effect(Token, Effect),
+    /// A derived event is stored.
+    Derived(Source),
+    /// The harness is there.
+    Ready(Token, Owner, Arc<dyn Session>),
+    /// The holder could not be asked.
+    Unreachable(Token, Fault),
+}
+
+impl std::fmt::Debug for Msg {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Effect(token, effect) => {
+                formatter.debug_tuple("Effect").field(token).field(effect).finish()
+            }
+            Self::Derived(source) => formatter.debug_tuple("Derived").field(source).finish(),
+            Self::Ready(token, ..) => formatter.debug_tuple("Ready").field(token).finish(),
+            Self::Unreachable(token, fault) => {
+                formatter.debug_tuple("Unreachable").field(token).field(fault).finish()
+            }
+        }
+    }
+}
+
+pub(crate) struct State {
+    spawn: Spawn,
+    session: Option<Arc<dyn Session>>,
+    derived: Option<mpsc::Sender<Source>>,
+    /// Ends every task of this run when the actor's state is dropped.
+    tasks: CancellationToken,
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        self.tasks.cancel();
+    }
+}
+
+/// The actor.
+pub(crate) struct Run;
+
+impl Actor for Run {
+    type Msg = Msg;
+    type State = State;
+    type Arguments = Spawn;
+
+    async fn pre_start(
+        &self,
+        _myself: ActorRef<Msg>,
+        spawn: Spawn,
+    ) -> Result<State, ActorProcessingErr> {
+        Ok(State { spawn, session: None, derived: None, tasks: CancellationToken::new() })
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<Msg>,
+        message: Msg,
+        state: &mut State,
+    ) -> Result<(), ActorProcessingErr> {
+        match message {
+            Msg::Effect(token, effect) => state.effect(&myself, token, effect),
+            Msg::Derived(source) => {
+                if let Some(derived) = &state.derived {
+                    // The pump waits for this very source, so there is room.
+                    let _ = derived.try_send(source);
+                }
+            }
+            Msg::Ready(token, owner, session) => state.ready(token, owner, session),
+            Msg::Unreachable(token, fault) => {
+                state.spawn.done(token);
+                return Err(fault.into());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Spawn {
+    fn report(&self, report: Report) {
+        let _ = self.to.cast(agent::Msg::Input(Input::Report(self.run, report)));
+    }
+
+    fn done(&self, token: Token) {
+        let _ = self.to.cast(agent::Msg::Input(Input::EffectDone(token)));
+    }
+}
+
+fn owner(shared: &Shared, epoch: acri::id::Epoch) -> Owner {
+    Owner { epoch, incarnation: shared.incarnation }
+}
+
+impl State {
+    fn effect(&mut self, myself: &ActorRef<Msg>, token: Token, effect: Effect) {
+        match effect {
+            Effect::Attach { epoch } => self.attach(myself, token, epoch),
+            Effect::Spawn { task, epoch } => self.start(myself, token, task, epoch),
+            Effect::Stop { command, epoch } => self.stop(token, command, epoch),
+            Effect::Kill { command, principal, reason, epoch } => {
+                let owner = owner(&self.spawn.shared, epoch);
+                let (control, agent, run) =
+                    (self.spawn.shared.control.clone(), self.spawn.agent, self.spawn.run);
+                let (to, request) =
+                    (self.spawn.to.clone(), KillRequest { command, principal, reason, owner });
+                tokio::spawn(async move {
+                    control.kill(agent, run, request).await;
+                    let _ = to.cast(agent::Msg::Input(Input::EffectDone(token)));
+                });
+            }
+            Effect::Pump { epoch } => {
+                self.pump(epoch);
+                self.spawn.done(token);
+            }
+        }
+    }
+
+    fn attach(&self, myself: &ActorRef<Msg>, token: Token, epoch: acri::id::Epoch) {
+        if self.spawn.node_lost {
+            self.spawn.done(token);
+            self.spawn.report(Report::Lost(
+                FailReason::NodeLost,
+                "its node was silent for too long".to_owned(),
+            ));
+            return;
+        }
+        let (shared, driver, myself) =
+            (Arc::clone(&self.spawn.shared), Arc::clone(&self.spawn.driver), myself.clone());
+        let (agent, run, to) = (self.spawn.agent, self.spawn.run, self.spawn.to.clone());
+        self.task(async move {
+            let owner = owner(&shared, epoch);
+            for attempt in 0.. {
+                if !shared.lease.wait().await {
+                    return;
+                }
+                let report = match driver.attach(agent, run, owner).await {
+                    Ok(Attached::Session(session)) => {
+                        let _ = myself.cast(Msg::Ready(token, owner, session));
+                        return;
+                    }
+                    Ok(Attached::NeverStarted) => Report::NeverStarted,
+                    Ok(Attached::Lost { reason, message }) => Report::Lost(reason, message),
+                    Err(fault @ Fault::Stale(_)) => {
+                        let _ = myself.cast(Msg::Unreachable(token, fault));
+                        return;
+                    }
+                    Err(fault) if attempt < ATTEMPTS_MAX => {
+                        tracing::warn!(%agent, %run, %fault, "attach is tried again");
+                        tokio::time::sleep(agent::retry_pause(attempt)).await;
+                        continue;
+                    }
+                    Err(fault) => Report::Lost(FailReason::HarnessLost, fault.to_string()),
+                };
+                let _ = to.cast(agent::Msg::Input(Input::EffectDone(token)));
+                let _ = to.cast(agent::Msg::Input(Input::Report(run, report)));
+                return;
+            }
+        });
+    }
+
+    fn start(
+        &self,
+        myself: &ActorRef<Msg>,
+        token: Token,
+        task: acri::Payload,
+        epoch: acri::id::Epoch,
+    ) {
+        let start = Start {
+            agent: self.spawn.agent,
+            run: self.spawn.run,
+            spec: self.spawn.spec.clone(),
+            provisioned: Provisioned { working_directory: self.spawn.working_directory.clone() },
+            task,
+            owner: owner(&self.spawn.shared, epoch),
+        };
+        let (shared, driver, myself) =
+            (Arc::clone(&self.spawn.shared), Arc::clone(&self.spawn.driver), myself.clone());
+        let (run, to) = (self.spawn.run, self.spawn.to.clone());
+        self.task(async move {
+            for attempt in 0.. {
+                if !shared.lease.wait().await {
+                    return;
+                }
+                let report = match driver.start(&start).await {
+                    Ok(session) => {
+                        let _ = myself.cast(Msg::Ready(token, start.owner, session));
+                        return;
+                    }
+                    Err(StartError::Refused(refusal)) => {
+                        Report::NotStarted(FailReason::SpawnFailed, refusal.0.message)
+                    }
+                    Err(StartError::Fault(fault @ Fault::Stale(_))) => {
+                        let _ = myself.cast(Msg::Unreachable(token, fault));
+                        return;
+                    }
+                    Err(StartError::Fault(fault)) if attempt < ATTEMPTS_MAX => {
+                        tracing::warn!(%run, %fault, "start is tried again");
+                        tokio::time::sleep(agent::retry_pause(attempt)).await;
+                        continue;
+                    }
+                    Err(StartError::Fault(fault)) => {
+                        Report::Lost(FailReason::HarnessLost, fault.to_string())
+                    }
+                };
+                let _ = to.cast(agent::Msg::Input(Input::EffectDone(token)));
+                let _ = to.cast(agent::Msg::Input(Input::Report(run, report)));
+                return;
+            }
+        });
+    }
+
+    fn ready(&mut self, token: Token, owner: Owner, session: Arc<dyn Session>) {
+        self.session = Some(Arc::clone(&session));
+        self.spawn.shared.sessions.register(
+            self.spawn.agent,
+            self.spawn.run,
+            owner,
+            Arc::clone(&session),
+        );
+        let info = session.info();
+        self.spawn.done(token);
+        self.spawn.report(Report::Started(RunStarted {
+            tree_control: info.tree_control,
+            isolation: info.isolation,
+            pid: info.pid,
+        }));
+        let (run, to) = (self.spawn.run, self.spawn.to.clone());
+        self.task(async move {
+            let report = match session.exit().await {
+                Ok(exit) => Report::Exited {
+                    status: exit.status,
+                    killed: exit.killed.map(|kill| (kill.command, kill.principal, kill.reason)),
+                    orphaned: exit.orphaned,
+                },
+                Err(fault) => Report::Lost(FailReason::HarnessLost, fault.to_string()),
+            };
+            let _ = to.cast(agent::Msg::Input(Input::Report(run, report)));
+        });
+    }
+
+    fn stop(&self, token: Token, command: acri::CommandId, epoch: acri::id::Epoch) {
+        let Some(session) = self.session.clone() else {
+            self.spawn.done(token);
+            return;
+        };
+        let (shared, run, to) =
+            (Arc::clone(&self.spawn.shared), self.spawn.run, self.spawn.to.clone());
+        self.task(async move {
+            let owner = owner(&shared, epoch);
+            if shared.lease.wait().await {
+                match session.stop(owner, command).await {
+                    Ok(()) => {
+                        let _ =
+                            to.cast(agent::Msg::Input(Input::Report(run, Report::StopDelivered)));
+                    }
+                    Err(fault) => tracing::warn!(%run, %fault, "stop is not delivered"),
+                }
+            }
+            let _ = to.cast(agent::Msg::Input(Input::EffectDone(token)));
+        });
+    }
+
+    fn pump(&mut self, epoch: acri::id::Epoch) {
+        let Some(session) = self.session.clone() else { return };
+        if self.derived.is_some() {
+            return;
+        }
+        let (sender, derived) = mpsc::channel(DERIVED_WAITING_MAX);
+        self.derived = Some(sender);
+        let pump = pump::Pump {
+            agent: self.spawn.agent,
+            run: self.spawn.run,
+            owner: owner(&self.spawn.shared, epoch),
+            session,
+            shared: Arc::clone(&self.spawn.shared),
+            derived,
+        };
+        let (run, to) = (self.spawn.run, self.spawn.to.clone());
+        self.task(async move {
+            if let Err(error) = pump.run(&to).await {
+                tracing::error!(%run, %error, "the log of this run stops until its agent is adopted anew");
+                let _ = to.cast(agent::Msg::Failed(error));
+            }
+        });
+    }
+
+    /// Runs work until the actor ends. A panic in it is the agent's failure:
+    /// nobody else would notice that its result never comes.
+    fn task(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let (tasks, to) = (self.tasks.clone(), self.spawn.to.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                () = tasks.cancelled() => {}
+                done = AssertUnwindSafe(work).catch_unwind() => if done.is_err() {
+                    let _ = to.cast(agent::Msg::Failed("a task of a run panicked".to_owned()));
+                },
+            }
+        });
+    }
+}

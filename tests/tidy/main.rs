@@ -1,0 +1,2 @@
+//! House rules as tests.
+#![forbid(unsafe_code)]
