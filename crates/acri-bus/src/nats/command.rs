@@ -52,13 +52,20 @@ impl Reply for InboxReply {
         if let Some((code, text)) = &answer.error {
             headers.insert(ERROR_CODE, code.to_string());
             // A header is one line.
-            let line: String = text.chars().map(|character| if character.is_control() { ' ' } else { character }).collect();
+            let line: String = text
+                .chars()
+                .map(|character| if character.is_control() { ' ' } else { character })
+                .collect();
             headers.insert(ERROR, line);
         }
         if let Some(tally) = &self.tally {
-            tally.answered(self.begun.elapsed(), answer.error.as_ref().map(|(_, text)| text.as_str()));
+            tally.answered(
+                self.begun.elapsed(),
+                answer.error.as_ref().map(|(_, text)| text.as_str()),
+            );
         }
-        if let Err(error) = self.client.publish_with_headers(self.inbox, headers, answer.body).await {
+        if let Err(error) = self.client.publish_with_headers(self.inbox, headers, answer.body).await
+        {
             tracing::warn!(%error, "answer not sent");
         }
     }
@@ -78,14 +85,19 @@ fn request_of(client: &Client, message: Message, tally: Option<&Arc<Tally>>) -> 
 }
 
 fn answer_of(message: Message) -> Result<Answer, RequestError> {
-    let malformed = |detail: String| RequestError::Fault(Fault::Malformed { operation: ASK, detail });
+    let malformed =
+        |detail: String| RequestError::Fault(Fault::Malformed { operation: ASK, detail });
     let headers = message.headers.as_ref();
-    let format = format_of(headers).ok_or_else(|| malformed("an answer of an unknown content type".to_owned()))?;
-    let text = |name: &str| headers.and_then(|headers| headers.get(name)).map(|value| value.as_str().to_owned());
+    let format = format_of(headers)
+        .ok_or_else(|| malformed("an answer of an unknown content type".to_owned()))?;
+    let text = |name: &str| {
+        headers.and_then(|headers| headers.get(name)).map(|value| value.as_str().to_owned())
+    };
     let error = match text(ERROR_CODE) {
         None => None,
         Some(code) => {
-            let code = code.parse().map_err(|_| malformed(format!("an error with the code {code:?}")))?;
+            let code =
+                code.parse().map_err(|_| malformed(format!("an error with the code {code:?}")))?;
             Some((code, text(ERROR).unwrap_or_default()))
         }
     };
@@ -100,7 +112,9 @@ impl Commands for NatsBus {
         let subscriber = self.link.subscribe(SERVE, &subject, Some(QUEUE)).await?;
         let listed = self.service.list(harness, subject);
         let client = self.link.client().clone();
-        Ok(subscriber.map(move |message| request_of(&client, message, Some(listed.tally()))).boxed())
+        Ok(subscriber
+            .map(move |message| request_of(&client, message, Some(listed.tally())))
+            .boxed())
     }
 
     async fn serve_agent(&self, agent: AgentId) -> Result<RequestStream, Fault> {
@@ -164,7 +178,14 @@ mod tests {
         for inbox in ["_INBOX.a.b", "_INBOX_node-1.a.b"] {
             assert!(is_inbox(inbox), "{inbox}");
         }
-        for other in ["", "_INBOX", "_INBOXES.a", "$JS.API.STREAM.DELETE.ACRI_EVENTS", "acri.v1.cmd.agent.a._.remove", "_INBOX.>"] {
+        for other in [
+            "",
+            "_INBOX",
+            "_INBOXES.a",
+            "$JS.API.STREAM.DELETE.ACRI_EVENTS",
+            "acri.v1.cmd.agent.a._.remove",
+            "_INBOX.>",
+        ] {
             assert!(!is_inbox(other), "{other}");
         }
     }

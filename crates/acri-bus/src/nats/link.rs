@@ -8,8 +8,8 @@
 use super::{Error, config::Authored, wire::ApiError};
 use crate::{Version, port::Fault};
 use async_nats::{
-    Client, ConnectOptions, Event, HeaderMap, Message, Request, RequestErrorKind, ServerAddr, ServerError, Subscriber,
-    connection::State,
+    Client, ConnectOptions, Event, HeaderMap, Message, Request, RequestErrorKind, ServerAddr,
+    ServerError, Subscriber, connection::State,
 };
 use bytes::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
@@ -87,7 +87,9 @@ impl Miss {
     pub(super) fn into_fault(self, operation: &'static str) -> Fault {
         match self {
             Self::Unknown(fault) | Self::Refused(fault) => fault,
-            Self::NoResponders => Fault::Unavailable { operation, detail: "nobody answers".to_owned() },
+            Self::NoResponders => {
+                Fault::Unavailable { operation, detail: "nobody answers".to_owned() }
+            }
         }
     }
 }
@@ -181,7 +183,10 @@ impl Link {
             told.on_event(event);
             std::future::ready(())
         });
-        let client = options.connect(urls).await.map_err(|error| Error::Connect { detail: error.to_string() })?;
+        let client = options
+            .connect(urls)
+            .await
+            .map_err(|error| Error::Connect { detail: error.to_string() })?;
         let link = Arc::new(Self {
             client,
             shared,
@@ -228,7 +233,8 @@ impl Link {
             Ok(version) if version >= Version::FLOOR => {}
             _ => return Err(Error::TooOld { found: info.version.chars().take(80).collect() }),
         }
-        let setting = |field, found: String, wanted: String| Err(Error::Server { field, found, wanted });
+        let setting =
+            |field, found: String, wanted: String| Err(Error::Server { field, found, wanted });
         if !info.jetstream {
             return setting("jetstream", "off".to_owned(), "on".to_owned());
         }
@@ -240,9 +246,14 @@ impl Link {
     }
 
     /// Waits until the gate is open, and names the connection.
-    pub(super) async fn ready(&self, operation: &'static str, within: Duration) -> Result<u64, Miss> {
+    pub(super) async fn ready(
+        &self,
+        operation: &'static str,
+        within: Duration,
+    ) -> Result<u64, Miss> {
         let mut gate = self.gate();
-        let known = tokio::time::timeout(within, gate.wait_for(|gate| !matches!(gate, Gate::Shut))).await;
+        let known =
+            tokio::time::timeout(within, gate.wait_for(|gate| !matches!(gate, Gate::Shut))).await;
         let known = match known {
             Ok(Ok(known)) => known.clone(),
             Ok(Err(_)) | Err(_) => Gate::Shut,
@@ -250,9 +261,10 @@ impl Link {
         match known {
             Gate::Open(connection) => Ok(connection),
             Gate::Closed(fault) => Err(Miss::Refused(fault)),
-            Gate::Shut => {
-                Err(Miss::Unknown(Fault::Unavailable { operation, detail: "the bus is not connected".to_owned() }))
-            }
+            Gate::Shut => Err(Miss::Unknown(Fault::Unavailable {
+                operation,
+                detail: "the bus is not connected".to_owned(),
+            })),
         }
     }
 
@@ -268,7 +280,8 @@ impl Link {
         let deadline = Instant::now() + within;
         let connection = self.ready(operation, within).await?;
         let mut gate = self.gate();
-        let lost = gate.wait_for(|gate| !matches!(gate, Gate::Open(current) if *current == connection));
+        let lost =
+            gate.wait_for(|gate| !matches!(gate, Gate::Open(current) if *current == connection));
         tokio::select! {
             answer = self.ask(operation, subject, headers, body, deadline) => answer,
             _ = lost => {
@@ -305,7 +318,10 @@ impl Link {
             }
         };
         // The library's time-out does not cover its own full queue.
-        let sent = tokio::time::timeout_at(deadline, self.client.send_request(subject.to_owned(), request));
+        let sent = tokio::time::timeout_at(
+            deadline,
+            self.client.send_request(subject.to_owned(), request),
+        );
         let answer = tokio::select! {
             answer = sent => answer,
             () = denied => {
@@ -381,7 +397,10 @@ impl Link {
             subscribed.map_err(|error| Fault::Refused { operation, detail: error.to_string() })?;
         self.settle(operation).await?;
         if self.shared.denied_since(since, subject) {
-            return Err(Fault::Refused { operation, detail: format!("no permission to subscribe to {subject}") });
+            return Err(Fault::Refused {
+                operation,
+                detail: format!("no permission to subscribe to {subject}"),
+            });
         }
         Ok(subscriber)
     }
@@ -397,7 +416,10 @@ impl Link {
         let covered = self.subscribed.load(Ordering::SeqCst);
         // Any answer will do; this one costs the server a look at an index.
         let nothing = serde_json::json!({ "last_by_subj": "$KV.ACRI_NODES._" });
-        match self.api::<serde_json::Value>(operation, "STREAM.MSG.GET.KV_ACRI_NODES", &nothing).await {
+        match self
+            .api::<serde_json::Value>(operation, "STREAM.MSG.GET.KV_ACRI_NODES", &nothing)
+            .await
+        {
             Ok(_) | Err(ApiMiss::Api(_)) => {
                 *settled = covered;
                 Ok(())
@@ -407,7 +429,10 @@ impl Link {
     }
 }
 
-fn parsed<T: DeserializeOwned>(operation: &'static str, answer: Result<Message, Miss>) -> Result<T, ApiMiss> {
+fn parsed<T: DeserializeOwned>(
+    operation: &'static str,
+    answer: Result<Message, Miss>,
+) -> Result<T, ApiMiss> {
     #[derive(serde::Deserialize)]
     struct Failure {
         error: ApiError,
@@ -465,7 +490,10 @@ async fn watch_over(link: Weak<Link>, shared: Arc<Shared>, mut known: Identity) 
                 tracing::error!(%error, "bus server refused");
                 known = link.identity();
                 let detail = error.to_string();
-                shared.gate.send_replace(Gate::Closed(Fault::Refused { operation: "use the bus", detail }));
+                shared.gate.send_replace(Gate::Closed(Fault::Refused {
+                    operation: "use the bus",
+                    detail,
+                }));
             }
         }
     }

@@ -7,8 +7,13 @@ use super::{
     reader::{Plan, Reader},
     wire::malformed,
 };
-use crate::port::{Appended, Fault, FrameAppend, FrameStream, Logs, RecordedFrame, StreamFacts, Until};
-use acri::{AgentId, Epoch, RunId, StreamSeq, Subject, log::header::{EPOCH, RESUME}};
+use crate::port::{
+    Appended, Fault, FrameAppend, FrameStream, Logs, RecordedFrame, StreamFacts, Until,
+};
+use acri::{
+    AgentId, Epoch, RunId, StreamSeq, Subject,
+    log::header::{EPOCH, RESUME},
+};
 use async_nats::{HeaderMap, header};
 use async_trait::async_trait;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -35,7 +40,10 @@ impl Logs for NatsBus {
         headers.insert(EPOCH, append.epoch.to_string());
         headers.insert(RESUME, STANDARD.encode(&append.resume));
         let subject = Subject::Log(append.agent, append.run).to_string();
-        match appended(APPEND, self.link.publish(APPEND, &subject, headers, append.bytes.clone()).await) {
+        match appended(
+            APPEND,
+            self.link.publish(APPEND, &subject, headers, append.bytes.clone()).await,
+        ) {
             // Without a message id there are none; whoever says so is no stream of ours.
             Appended::Duplicate(seq) => {
                 let detail = format!("a duplicate at sequence {seq}, without an id");
@@ -45,9 +53,15 @@ impl Logs for NatsBus {
         }
     }
 
-    async fn last_frame(&self, agent: AgentId, run: Option<RunId>) -> Result<Option<RecordedFrame>, Fault> {
+    async fn last_frame(
+        &self,
+        agent: AgentId,
+        run: Option<RunId>,
+    ) -> Result<Option<RecordedFrame>, Fault> {
         let subject = Subject::Log(agent, run).to_string();
-        let Some(stored) = last_under(&self.link, LAST, LOGS, &subject).await? else { return Ok(None) };
+        let Some(stored) = last_under(&self.link, LAST, LOGS, &subject).await? else {
+            return Ok(None);
+        };
         let headers = stored.headers(LAST)?;
         let bad = |what: &str| malformed(LAST, stored.seq, what);
         Ok(Some(RecordedFrame {
@@ -67,10 +81,18 @@ impl Logs for NatsBus {
         until: Until,
     ) -> Result<FrameStream, Fault> {
         let filter = Subject::Log(agent, run).to_string();
-        let reader = Reader::begin(&self.link, Plan { operation: READ, stream: LOGS, filter, from, until }).await?;
+        let reader =
+            Reader::begin(&self.link, Plan { operation: READ, stream: LOGS, filter, from, until })
+                .await?;
         let frames = reader.messages().map(|message| {
             let (delivery, message) = message?;
-            let header = |name| message.headers.as_ref().and_then(|headers| headers.get(name)).map(|value| value.as_str());
+            let header = |name| {
+                message
+                    .headers
+                    .as_ref()
+                    .and_then(|headers| headers.get(name))
+                    .map(|value| value.as_str())
+            };
             let bad = |what: &str| malformed(READ, delivery.stream_seq, what);
             Ok(RecordedFrame {
                 seq: StreamSeq(delivery.stream_seq),

@@ -108,7 +108,10 @@ pub enum Error {
         detail: String,
     },
     /// The server is too old: it would drop what it does not know in silence.
-    #[error("use this bus: nats-server is version {found}, and {} is the oldest that will do", Version::FLOOR)]
+    #[error(
+        "use this bus: nats-server is version {found}, and {} is the oldest that will do",
+        Version::FLOOR
+    )]
     TooOld {
         /// What it says that it is.
         found: String,
@@ -179,7 +182,9 @@ impl NatsBus {
             .urls
             .iter()
             .enumerate()
-            .map(|(index, url)| url.parse::<ServerAddr>().map_err(|source| Error::Url { index: index + 1, source }))
+            .map(|(index, url)| {
+                url.parse::<ServerAddr>().map_err(|source| Error::Url { index: index + 1, source })
+            })
             .collect::<Result<Vec<_>, _>>()?;
         let connect = connect_options(&options, &urls).await?;
         let timeout = options.ack_timeout.unwrap_or(ACK_TIMEOUT);

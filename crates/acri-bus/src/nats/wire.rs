@@ -42,7 +42,11 @@ impl ApiError {
     pub(super) fn into_fault(self, operation: &'static str) -> Fault {
         let absence = self.is_absence();
         let detail = format!("{} ({})", self.description, self.err_code);
-        if absence { Fault::Unavailable { operation, detail } } else { Fault::Refused { operation, detail } }
+        if absence {
+            Fault::Unavailable { operation, detail }
+        } else {
+            Fault::Refused { operation, detail }
+        }
     }
 }
 
@@ -83,11 +87,16 @@ impl Stored {
     }
 
     pub(super) fn body(&self, operation: &'static str) -> Result<Bytes, Fault> {
-        STANDARD.decode(&self.data).map(Bytes::from).map_err(|_| malformed(operation, self.seq, "its body"))
+        STANDARD
+            .decode(&self.data)
+            .map(Bytes::from)
+            .map_err(|_| malformed(operation, self.seq, "its body"))
     }
 
     pub(super) fn headers(&self, operation: &'static str) -> Result<Headers, Fault> {
-        let bytes = STANDARD.decode(&self.hdrs).map_err(|_| malformed(operation, self.seq, "its headers"))?;
+        let bytes = STANDARD
+            .decode(&self.hdrs)
+            .map_err(|_| malformed(operation, self.seq, "its headers"))?;
         Ok(Headers(String::from_utf8_lossy(&bytes).into_owned()))
     }
 }
@@ -101,7 +110,12 @@ pub(super) struct Headers(String);
 
 impl Headers {
     pub(super) fn get(&self, name: &str) -> Option<&str> {
-        self.0.lines().skip(1).filter_map(|line| line.split_once(':')).find(|(key, _)| *key == name).map(|(_, value)| value.trim())
+        self.0
+            .lines()
+            .skip(1)
+            .filter_map(|line| line.split_once(':'))
+            .find(|(key, _)| *key == name)
+            .map(|(_, value)| value.trim())
     }
 }
 
@@ -155,7 +169,8 @@ impl Delivery {
         };
         let mut numbers = reply.strip_prefix("$JS.ACK.").map(|_| reply.split('.').skip(before))?;
         let mut number = || numbers.next()?.parse::<u64>().ok();
-        let (stream_seq, consumer_seq, nanos, pending) = (number()?, number()?, number()?, number()?);
+        let (stream_seq, consumer_seq, nanos, pending) =
+            (number()?, number()?, number()?, number()?);
         let time = Timestamp::from_micros(i64::try_from(nanos / 1000).ok()?);
         Some(Self { stream_seq, consumer_seq, time, pending })
     }
@@ -167,7 +182,12 @@ mod tests {
 
     #[test]
     fn both_forms_of_a_delivery_are_read() {
-        let expected = Delivery { stream_seq: 7, consumer_seq: 3, time: Timestamp::from_micros(1_700_000_000_000_001), pending: 9 };
+        let expected = Delivery {
+            stream_seq: 7,
+            consumer_seq: 3,
+            time: Timestamp::from_micros(1_700_000_000_000_001),
+            pending: 9,
+        };
         for reply in [
             "$JS.ACK.ACRI_LOGS.c.1.7.3.1700000000000001999.9",
             "$JS.ACK._.hash.ACRI_LOGS.c.1.7.3.1700000000000001999.9",

@@ -1,3 +1,70 @@
-//! The suite, against both adapters, and what only NATS can show.
+//! The suite, against both adapters and against the broken ones, and what
+//! only NATS can show.
 
 mod nats_only;
+
+use acri::Timestamp;
+use acri_bus::{
+    memory::{MemoryBus, State},
+    suite::{
+        MemoryFactory, NatsFactory, cases,
+        mutants::{FLAWS, MutantFactory},
+        run,
+    },
+};
+use futures_util::StreamExt as _;
+
+/// Cases that share one server run at the same time.
+const AT_ONCE: usize = 6;
+
+#[tokio::test(start_paused = true)]
+async fn the_bus_in_memory_passes() {
+    for case in cases() {
+        run(case, &MemoryFactory::default()).await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_bus_in_memory_passes_as_a_replicated_one() {
+    for case in cases() {
+        let bus = MemoryBus::with_state(
+            State::new(Timestamp::from_micros(1_764_500_000_000_000)).replicated(),
+        );
+        run(case, &MemoryFactory::of(bus)).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nats_passes() {
+    let factory = NatsFactory::start().await.unwrap();
+    let shared = cases().into_iter().filter(|case| !case.crashes);
+    let failures: Vec<String> = futures_util::stream::iter(shared)
+        .map(|case| run(case, &factory))
+        .buffer_unordered(AT_ONCE)
+        .filter_map(|outcome| std::future::ready(outcome.err()))
+        .collect()
+        .await;
+    assert!(failures.is_empty(), "{failures:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nats_passes_when_its_server_is_killed() {
+    let factory = NatsFactory::start().await.unwrap();
+    for case in cases().into_iter().filter(|case| case.crashes) {
+        run(case, &factory).await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_flaw_is_noticed_by_the_case_that_is_there_for_it() {
+    for (flaw, expected) in FLAWS {
+        let mut noticed = Vec::new();
+        for case in cases() {
+            if run(case, &MutantFactory::new(*flaw)).await.is_err() {
+                noticed.push(case.name);
+            }
+        }
+        println!("{flaw:?}: {noticed:?}");
+        assert!(noticed.contains(expected), "{flaw:?} is noticed by {noticed:?}");
+    }
+}

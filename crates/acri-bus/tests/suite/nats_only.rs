@@ -4,7 +4,10 @@ use acri::{AgentId, EventId, RunId, StreamSeq, Subject, id::Epoch};
 use acri_bus::{
     local::Server,
     nats::{Error, NatsBus, Options},
-    port::{Append, Appended, Bus, EventSelection, Events as _, FrameAppend, Leases as _, Logs as _, Until},
+    port::{
+        Append, Appended, Bus, EventSelection, Events as _, FrameAppend, Leases as _, Logs as _,
+        Until,
+    },
 };
 use bytes::Bytes;
 use futures_util::StreamExt as _;
@@ -69,11 +72,20 @@ async fn a_missing_stream_and_a_field_that_is_not_echoed_are_named() {
     let server = Server::start_for_test().await.unwrap();
     let error = NatsBus::connect(Options::new([server.url()])).await.unwrap_err();
     assert!(matches!(&error, Error::Missing { stream } if stream == "ACRI_EVENTS"), "{error}");
-    let overrides = [("KV_ACRI_NODES".to_owned(), serde_json::from_str(r#"{"allow_msg_ttl":false,"subject_delete_marker_ttl":0}"#).unwrap())];
-    let options = Options { provision: true, overrides: overrides.into(), ..Options::new([server.url()]) };
+    let overrides = [(
+        "KV_ACRI_NODES".to_owned(),
+        serde_json::from_str(r#"{"allow_msg_ttl":false,"subject_delete_marker_ttl":0}"#).unwrap(),
+    )];
+    let options =
+        Options { provision: true, overrides: overrides.into(), ..Options::new([server.url()]) };
     NatsBus::connect(options).await.unwrap();
-    let error = NatsBus::connect(Options { provision: true, ..Options::new([server.url()]) }).await.unwrap_err();
-    assert!(matches!(&error, Error::Config { stream, field, .. } if stream == "KV_ACRI_NODES" && field == "allow_msg_ttl"), "{error}");
+    let error = NatsBus::connect(Options { provision: true, ..Options::new([server.url()]) })
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(&error, Error::Config { stream, field, .. } if stream == "KV_ACRI_NODES" && field == "allow_msg_ttl"),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -81,12 +93,15 @@ async fn smoke() {
     let server = Server::start_for_test().await.unwrap();
     let bus = connected(&server).await;
     let agent = agent();
-    let Appended::Stored(one) = bus.append(&event(agent, StreamSeq(0), b"one")).await else { panic!() };
+    let Appended::Stored(one) = bus.append(&event(agent, StreamSeq(0), b"one")).await else {
+        panic!()
+    };
     let second = event(agent, one, b"two");
     let Appended::Stored(two) = bus.append(&second).await else { panic!() };
     assert!(matches!(bus.append(&second).await, Appended::Conflict | Appended::Duplicate(_)));
     assert_eq!(bus.last(agent).await.unwrap().unwrap().seq, two);
-    let read: Vec<_> = bus.read(EventSelection::All, StreamSeq(1), Until::Now).await.unwrap().collect().await;
+    let read: Vec<_> =
+        bus.read(EventSelection::All, StreamSeq(1), Until::Now).await.unwrap().collect().await;
     assert_eq!(read.len(), 2, "{read:?}");
     let recorded = read.into_iter().map(Result::unwrap).next_back().unwrap();
     assert_eq!(Some(recorded), bus.last(agent).await.unwrap());
@@ -105,7 +120,14 @@ async fn how_fast() {
     let mut expect = StreamSeq(0);
     let frames = 2_000_u32;
     for _ in 0..frames {
-        let append = FrameAppend { agent, run, expect, epoch: Epoch(1), resume: Bytes::from_static(&[0; 200]), bytes: frame.clone() };
+        let append = FrameAppend {
+            agent,
+            run,
+            expect,
+            epoch: Epoch(1),
+            resume: Bytes::from_static(&[0; 200]),
+            bytes: frame.clone(),
+        };
         match bus.append_frame(&append).await {
             Appended::Stored(seq) => expect = seq,
             other => panic!("{other:?}"),
@@ -123,7 +145,10 @@ async fn how_fast() {
     futures_util::stream::iter(0..many)
         .for_each_concurrent(64, |_| async move {
             let agent = AgentId::from_uuid(Uuid::new_v4());
-            assert!(matches!(bus.append(&event(agent, StreamSeq(0), &[b'x'; 256])).await, Appended::Stored(_)));
+            assert!(matches!(
+                bus.append(&event(agent, StreamSeq(0), &[b'x'; 256])).await,
+                Appended::Stored(_)
+            ));
         })
         .await;
     println!("append, 64 agents: {:.0}/s", f64::from(many) / begun.elapsed().as_secs_f64());
