@@ -107,7 +107,7 @@ impl Verifier {
         if !self.ids.insert(envelope.id) {
             found.push(format!("event id {} a second time", envelope.id));
         }
-        check_cause(&envelope, &mut found);
+        check_body(&envelope, &mut found);
         let digest = Sha256Digest::of(&stored.bytes);
         let runs_before = self.agents.get(&envelope.agent).map_or(0, |track| track.runs.len());
         match self.agents.get_mut(&envelope.agent) {
@@ -146,7 +146,7 @@ impl Verifier {
     }
 }
 
-fn check_cause(envelope: &EventEnvelope, found: &mut Vec<String>) {
+fn check_body(envelope: &EventEnvelope, found: &mut Vec<String>) {
     let asked = matches!(
         envelope.event,
         Event::AgentCreated(_)
@@ -158,6 +158,11 @@ fn check_cause(envelope: &EventEnvelope, found: &mut Vec<String>) {
     let kind = envelope.event.type_name();
     if asked && (envelope.cause.is_none() || envelope.principal.is_none()) {
         found.push(format!("{kind} without the command that caused it"));
+    }
+    let (of_agent, of_run) =
+        (kind.starts_with("agent."), kind.starts_with("run.") || kind.starts_with("escalation."));
+    if (of_agent && envelope.run.is_some()) || (of_run && envelope.run.is_none()) {
+        found.push(format!("{kind} {} a run", if of_agent { "of" } else { "without" }));
     }
     if let (Event::RunAccepted(_), Some(run), Some(command)) =
         (&envelope.event, envelope.run, envelope.cause)

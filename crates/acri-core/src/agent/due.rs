@@ -232,7 +232,7 @@ pub fn due(agent: &Agent, run: &Run, seen: &Seen, now: Timestamp) -> Owed {
 
 fn event(agent: &Agent, run: &Run, seen: &Seen, now: Timestamp) -> Option<Draft> {
     if run.end.is_some() {
-        return seal(seen, now).map(|seal| Draft::of_run(run.id, seal));
+        return seal(run, seen, now).map(|seal| Draft::of_run(run.id, seal));
     }
     if seen.history_lost {
         let message = "the event stream lost acknowledged events".to_owned();
@@ -258,14 +258,15 @@ fn event(agent: &Agent, run: &Run, seen: &Seen, now: Timestamp) -> Option<Draft>
 }
 
 /// A run whose harness never began has no log. One whose harness was lost is
-/// sealed with what its writer says, or with a gap.
-fn seal(seen: &Seen, now: Timestamp) -> Option<RunLogsSealed> {
+/// sealed with what its writer says, or with a gap; so is one that had begun
+/// and of which its holder knows nothing.
+fn seal(run: &Run, seen: &Seen, now: Timestamp) -> Option<RunLogsSealed> {
     if let Some(logs) = &seen.logs {
         return Some(logs.clone());
     }
     let empty = |gap| RunLogsSealed { count: LogSeq(0), chain: Sha256Digest::default(), gap };
     if seen.not_started.is_some() || seen.never_started {
-        return Some(empty(false));
+        return Some(empty(run.started));
     }
     let (.., lost_at) = seen.lost.as_ref()?;
     (!seen.pumped || now >= lost_at.plus(LOST_LOG_WAIT)).then(|| empty(true))

@@ -24,6 +24,10 @@ pub(super) fn verdict(agent: &Agent, run: &Run, seen: &Seen) -> Option<Draft> {
     if let Some((reason, message)) = seen.lost() {
         return Some(Draft::of_run(run.id, failed(reason, message, None)));
     }
+    if seen.never_started() && run.started {
+        let message = "it had started, and its holder knows nothing of it";
+        return Some(Draft::of_run(run.id, failed(FailReason::HarnessLost, message, None)));
+    }
     let never = seen.never_started()
         && (run.kill.is_some() || run.stop.is_some() || seen.start_timed_out());
     if seen.not_started().is_none() && !never {

@@ -295,7 +295,6 @@ impl Command {
     /// # Errors
     /// `deadline_exceeded`, or `invalid_argument` for an id that is no UUIDv7.
     pub fn check_time(&self, now: Timestamp) -> Result<(), ErrorBody> {
-        crate::agent::decide::check_age(self.id, now)?;
-        crate::agent::decide::check_expiry(self, now)
+        crate::agent::decide::check_time(self.id, self.expires, now)
     }
 }

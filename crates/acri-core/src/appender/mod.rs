@@ -156,8 +156,7 @@ impl Appender {
         let agent = Agent::unborn(creation, &me, &command, ctx.now);
         let mut machine = Self::new(me, agent, Epoch(1), Life::Creating);
         let mut out = Vec::new();
-        let refusal = decide::check_age(command.id, ctx.now)
-            .and_then(|()| decide::check_expiry(&command, ctx.now));
+        let refusal = decide::check_time(command.id, command.expires, ctx.now);
         let sent = match refusal {
             Ok(()) => machine.send(draft, Purpose::Command(asker, command), ctx, &mut out),
             Err(error) => Err(error),

@@ -79,7 +79,7 @@ pub fn decide(agent: &Agent, command: &Command, now: Timestamp) -> Result<Decide
     if let Some(answer) = known(agent, command) {
         return answer;
     }
-    check_expiry(command, now)?;
+    check_expiry(command.expires, now)?;
     match &command.order {
         Order::Create(_) => Err(already_there(agent)),
         Order::Start(data) => start::decide(agent, command, data),
@@ -117,8 +117,21 @@ pub(crate) fn known(agent: &Agent, command: &Command) -> Option<Result<Decided, 
     Some(answer.ok_or_else(|| reused(command.id)))
 }
 
+/// Refuses a command that expired: by its id's time, or by its own word. For
+/// what acts before it decides: a kill switch.
+///
+/// # Errors
+/// `deadline_exceeded`; `invalid_argument` if the id is no UUIDv7.
+pub fn check_time(
+    id: CommandId,
+    expires: Option<Timestamp>,
+    now: Timestamp,
+) -> Result<(), ErrorBody> {
+    check_age(id, now).and_then(|()| check_expiry(expires, now))
+}
+
 /// Refuses an id that is too old, or from the future.
-pub(crate) fn check_age(id: CommandId, now: Timestamp) -> Result<(), ErrorBody> {
+fn check_age(id: CommandId, now: Timestamp) -> Result<(), ErrorBody> {
     let Some(minted) =
         id.millis().and_then(|ms| i64::try_from(ms).ok()).and_then(|ms| ms.checked_mul(1000))
     else {
@@ -147,9 +160,8 @@ pub(crate) fn check_age(id: CommandId, now: Timestamp) -> Result<(), ErrorBody> 
     Ok(())
 }
 
-/// Refuses a command that expired by its own word.
-pub(crate) fn check_expiry(command: &Command, now: Timestamp) -> Result<(), ErrorBody> {
-    match command.expires {
+fn check_expiry(expires: Option<Timestamp>, now: Timestamp) -> Result<(), ErrorBody> {
+    match expires {
         Some(expires) if now > expires => {
             Err(refused(ErrorCode::Expired, "expires", format!("the command expired at {expires}")))
         }

@@ -36,15 +36,6 @@ fn a_repeat_gets_the_first_answer() {
 
 #[test]
 fn an_id_used_for_something_else_is_refused() {
-    let refused = |script: &str| {
-        let mut player = Player::new();
-        for line in script.lines() {
-            player.line(line);
-        }
-        let said = player.line("status");
-        assert_eq!(said.len(), 1);
-    };
-    refused("create");
     for last in [
         "start r1 other",
         "stop r1 r1 5ms",

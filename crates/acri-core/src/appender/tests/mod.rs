@@ -1,5 +1,6 @@
 //! Scripts in, expectations out: see [`script`] for the language.
 
+mod checking;
 mod commands;
 mod effects;
 mod ownership;

@@ -210,6 +210,51 @@ fn a_lost_history_fails_the_open_run_and_kills_what_is_left_of_it() {
 }
 
 #[test]
+fn a_started_run_of_which_its_holder_knows_nothing_is_lost() {
+    check(
+        "agent\nstart r1\nr1 started\ncrash\nadopt\nr1 neverstarted",
+        expect![[r#"
+            start r1 -> run.accepted(""); [2] started; SPAWN; wake 60000ms
+            r1 started -> run.started; PUMP
+            crash -> 
+            adopt -> agent.assigned(epoch 2); ATTACH as 2; wake 3000ms
+            r1 neverstarted -> run.failed(harness_lost, it had started, and its holder knows nothing of it, no exit); run.logs_sealed(0, gap); sealed
+        "#]],
+    );
+}
+
+#[test]
+fn decisions_wait_for_the_claim_but_not_for_long_and_a_kill_does_not_wait() {
+    check(
+        "agent\nstart r1\nr1 started\ncrash\nadopt\nstop s1 r1 5000ms\nr1 started\ncrash\nadopt\nstop s2 r1 1ms\nstatus\n+3000ms",
+        expect![[r#"
+            start r1 -> run.accepted(""); [2] started; SPAWN; wake 60000ms
+            r1 started -> run.started; PUMP
+            crash -> 
+            adopt -> agent.assigned(epoch 2); ATTACH as 2; wake 3000ms
+            stop s1 r1 5000ms -> 
+            r1 started -> PUMP; run.stop_requested(s1!, Kill at 5000ms); [3] stopping until 5000ms; STOP; wake 5000ms
+            crash -> 
+            adopt -> agent.assigned(epoch 3); ATTACH as 3; wake 3000ms
+            stop s2 r1 1ms -> 
+            status -> [5] running stopping (s1!)
+            +3000ms -> run.stop_requested(s2!, Kill at 3001ms); wake 30000ms; [4] stopping until 3001ms; wake 3001ms
+        "#]],
+    );
+    check(
+        "agent\nstart r1\nr1 started\ncrash\nadopt\nstop s1 r1 5000ms\nkill k1 r1",
+        expect![[r#"
+            start r1 -> run.accepted(""); [2] started; SPAWN; wake 60000ms
+            r1 started -> run.started; PUMP
+            crash -> 
+            adopt -> agent.assigned(epoch 2); ATTACH as 2; wake 3000ms
+            stop s1 r1 5000ms -> 
+            kill k1 r1 -> run.kill_requested(k1! by ann)
+        "#]],
+    );
+}
+
+#[test]
 fn a_removed_agent_is_not_claimed() {
     check(
         "agent\nremove x\ncrash\nadopt\nremove x\nstart r1\nstatus",
@@ -357,7 +402,11 @@ fn an_unknown_event_is_skipped_and_counted() {
     let (run, epoch) = (player.world.run("r1"), player.world.envelopes()[0].epoch);
     let event =
         acri::Event::Unknown { type_name: "run.danced".to_owned(), data: acri::value::Value::Nil };
-    player.world.foreign(Some(run), epoch, event.clone());
+    player.world.foreign(Some(run), epoch, event);
+    let event = acri::Event::Unknown {
+        type_name: "agent.danced".to_owned(),
+        data: acri::value::Value::Nil,
+    };
     player.world.foreign(None, epoch, event);
     player.line("adopt");
     player.line("r1 started");

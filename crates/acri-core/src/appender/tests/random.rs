@@ -24,6 +24,7 @@ fn act(sim: &mut Sim, what: u8, how: u8) {
         19 => sim.pass([1, 500, 3000, 30_000][usize::from(how) % 4]),
         20 => sim.adopt(),
         21 => sim.land(),
+        22 => sim.perish(again),
         _ => {
             for token in 0..u64::from(how) {
                 let token = Token(token);
@@ -43,7 +44,7 @@ proptest! {
 
     #[test]
     fn whatever_happens_in_whatever_order_a_run_ends_once_and_nothing_is_lost(
-        acts in prop::collection::vec((0_u8..23, any::<u8>()), 0..80),
+        acts in prop::collection::vec((0_u8..24, any::<u8>()), 0..80),
     ) {
         let mut sim = Sim::new();
         for (what, how) in acts {

@@ -23,6 +23,9 @@ pub(super) struct Harness {
     begun: bool,
     latch: Option<Record>,
     exit: Option<(ExitStatus, Option<Record>)>,
+    orphaned: bool,
+    /// Its holder died without a word.
+    lost: bool,
     claimed: Epoch,
     written: u64,
     /// The machine spawned it and was not told since that it never began.
@@ -178,6 +181,19 @@ impl Sim {
         }
     }
 
+    /// The harness is ended for want of an owner, or its holder dies.
+    pub(super) fn perish(&mut self, lost: bool) {
+        let Some(run) = self.last_run() else { return };
+        let harness = self.harnesses.entry(run).or_default();
+        if harness.begun && harness.exit.is_none() {
+            harness.exit = Some((ExitStatus { code: None, signal: Some(9) }, None));
+            (harness.orphaned, harness.lost) = (!lost, lost);
+            if harness.session {
+                self.report_exit(run);
+            }
+        }
+    }
+
     /// The harness says something, or a former saying is read again.
     pub(super) fn derive(&mut self, again: bool, kind: u8) {
         let Some(run) = self.last_run() else { return };
@@ -238,7 +254,9 @@ impl Sim {
                     harness.spawned = false;
                     self.give(Input::Report(run, Report::NeverStarted));
                 } else {
-                    self.give(Input::Report(run, Report::Started(begun())));
+                    if !harness.lost {
+                        self.give(Input::Report(run, Report::Started(begun())));
+                    }
                     self.report_exit(run);
                 }
             }
