@@ -129,8 +129,7 @@ pub enum Input<'a> {
 pub enum Output {
     /// Append this event, found at this source, unless the agent's history has
     /// one at or after that source already; answer with [`Input::Derived`].
-    /// Comes in order for each stream, and again after a former owner's frame
-    /// was found.
+    /// Comes in order for each stream, and once from each owner.
     Derive(Source, Box<Event>),
     /// Store this frame on the run's subject. A repeat has identical bytes.
     Publish {

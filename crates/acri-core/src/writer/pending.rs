@@ -51,6 +51,10 @@ pub(super) struct Pending {
     derived: VecDeque<Derived>,
     /// How many of `derived` are sent, or need not be.
     sent: usize,
+    /// Highest source that was sent.
+    sent_to: BTreeMap<Stream, Source>,
+    /// Sources that were sent and have no answer.
+    under_way: Vec<Source>,
     /// Highest source that is known to be stored.
     stored: BTreeMap<Stream, Source>,
 }
@@ -65,16 +69,19 @@ impl Pending {
             entries: VecDeque::new(),
             derived: VecDeque::new(),
             sent: 0,
+            sent_to: BTreeMap::new(),
+            under_way: Vec::new(),
             stored: token.sources.clone(),
         }
     }
 
-    /// The same, but keeps which derived events are known to be stored.
+    /// The same, but keeps what is known of derived events: those under way are
+    /// not sent again, their answers are still to come.
     pub(super) fn restart(&mut self, token: &ResumeToken) {
-        let stored = std::mem::take(&mut self.stored);
-        *self = Self::after(token);
-        for source in stored.into_values() {
-            self.derived(source);
+        let before = std::mem::replace(self, Self::after(token));
+        (self.sent_to, self.under_way) = (before.sent_to, before.under_way);
+        for source in before.stored.into_values() {
+            raise(&mut self.stored, source);
         }
     }
 
@@ -121,32 +128,28 @@ impl Pending {
     pub(super) fn add_derived(&mut self, stream: Stream, piece: &Piece<'_>, events: &mut Vec<Event>) {
         for (index, event) in (0..).zip(events.drain(..)) {
             let source = Source { stream, offset: piece.start, index };
-            let event = (!self.is_stored(source)).then_some(event);
+            let known = reaches(&self.stored, source) || reaches(&self.sent_to, source);
+            let event = (!known).then_some(event);
             self.derived.push_back(Derived { sequence: self.next, source, event });
         }
     }
 
-    fn is_stored(&self, source: Source) -> bool {
-        self.stored.get(&source.stream).is_some_and(|stored| source <= *stored)
-    }
-
     /// Events up to this source are stored.
     pub(super) fn derived(&mut self, source: Source) {
-        let stored = self.stored.entry(source.stream).or_insert(source);
-        *stored = source.max(*stored);
+        raise(&mut self.stored, source);
+        self.under_way.retain(|sent| sent.stream != source.stream || *sent > source);
     }
 
     /// Events to be sent, so that no more than `max` are under way.
     pub(super) fn derive(&mut self, max: usize, mut each: impl FnMut(Source, Event)) {
-        let under_way = self.derived.iter().take(self.sent).filter(|derived| !self.is_stored(derived.source)).count();
-        let mut free = max.saturating_sub(under_way);
-        while free > 0
+        while self.under_way.len() < max
             && let Some(derived) = self.derived.get_mut(self.sent)
         {
             self.sent += 1;
             if let Some(event) = derived.event.take() {
+                raise(&mut self.sent_to, derived.source);
+                self.under_way.push(derived.source);
                 each(derived.source, event);
-                free -= 1;
             }
         }
     }
@@ -155,7 +158,7 @@ impl Pending {
     /// `bytes_max`, but one at least, and none whose derived events are not
     /// stored. `base` is the token before them.
     pub(super) fn cut(&mut self, agent: AgentId, run: RunId, base: &ResumeToken, bytes_max: usize) -> Option<Cut> {
-        let open = self.derived.iter().find(|derived| !self.is_stored(derived.source));
+        let open = self.derived.iter().find(|derived| !reaches(&self.stored, derived.source));
         let free = open.map_or(u64::MAX, |derived| derived.sequence.0 - base.next_sequence.0);
         let reach = self.cut_off.saturating_add(u64::try_from(bytes_max).unwrap_or(u64::MAX));
         let fitting = self.entries.partition_point(|entry| entry.end <= reach).max(1);
@@ -177,8 +180,7 @@ impl Pending {
         }
         while let Some(derived) = self.derived.pop_front_if(|derived| derived.sequence < token.next_sequence) {
             self.sent = self.sent.saturating_sub(1);
-            let highest = token.sources.entry(derived.source.stream).or_insert(derived.source);
-            *highest = derived.source.max(*highest);
+            raise(&mut token.sources, derived.source);
         }
 
         let length = usize::try_from(end - self.cut_off).expect("it is in memory");
@@ -193,6 +195,15 @@ impl Pending {
         token.chain = base.chain.chained(&bytes);
         Some(Cut { bytes: bytes.into(), token, events })
     }
+}
+
+fn reaches(highest: &BTreeMap<Stream, Source>, source: Source) -> bool {
+    highest.get(&source.stream).is_some_and(|highest| source <= *highest)
+}
+
+fn raise(highest: &mut BTreeMap<Stream, Source>, source: Source) {
+    let highest = highest.entry(source.stream).or_insert(source);
+    *highest = source.max(*highest);
 }
 
 /// Both streams, in the order of their slots.

@@ -28,6 +28,8 @@ enum Move {
     /// Retention removes the oldest frames.
     Retain(u8),
     Crash,
+    /// The harness ends; what it would have written after it is not.
+    End,
 }
 
 fn bytes() -> impl Strategy<Value = Vec<u8>> {
@@ -72,7 +74,12 @@ fn moves(retention: bool) -> impl Strategy<Value = Vec<Move>> {
         1 => (1..4_u8).prop_map(move |frames| Move::Retain(if retention { frames } else { 0 })),
         1 => Just(Move::Crash),
     ];
-    proptest::collection::vec(one, 0..160)
+    let moves = proptest::collection::vec(one, 0..160);
+    (moves, any::<prop::sample::Index>()).prop_map(|(mut moves, at)| {
+        let half = moves.len() / 2;
+        moves.insert(half + at.index(half + 1), Move::End);
+        moves
+    })
 }
 
 fn limits() -> Limits {
@@ -87,7 +94,9 @@ fn limits() -> Limits {
 
 fn carry_out(world: &mut World, one: Move) {
     match one {
+        Move::Write(..) if world.ended => {}
         Move::Write(stream, bytes) => world.write(stream, &bytes),
+        Move::End => world.ended = true,
         Move::Pump(records) => {
             for _ in 0..records {
                 world.pump();

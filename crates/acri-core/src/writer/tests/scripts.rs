@@ -419,6 +419,33 @@ fn the_last_line_needs_no_line_feed_and_a_torn_end_is_a_gap() {
 }
 
 #[test]
+fn one_last_line_that_is_published_does_not_lose_the_other() {
+    check("last\nerr b\nout !ask a\nend\nanswer\nrelease\ncrash\nlast\npump\nderived\nanswer", expect![[r#"
+        last
+        err b
+        out !ask a
+        end
+            publish 1: ["b"] after 0
+              resume: stderr 1, spool 41, next 2
+            derive escalation.raised at stdout 0
+        answer
+            derive escalation.raised at stdout 0
+        release
+            derive escalation.raised at stdout 0
+        crash
+            read the last frame
+        last
+        pump
+            derive escalation.raised at stdout 0
+        derived
+            publish 2: ["!ask a"] after 1
+              resume: stdout 6, stderr 1, spool 87, next 3
+        answer
+            done: 2 events, gap false
+    "#]]);
+}
+
+#[test]
 fn a_run_without_output_is_done_at_once() {
     check(
         "last\nend",

@@ -317,7 +317,7 @@ impl World {
     /// Everything goes well from here on.
     pub(super) fn finish(&mut self) {
         self.ended = true;
-        for _ in 0..1_000_000 {
+        for _ in 0..20_000 {
             if self.done.is_some() {
                 return;
             }
