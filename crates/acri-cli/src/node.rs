@@ -12,6 +12,7 @@ use acri_drivers::{
     process::{self, ProcessDriver},
 };
 use acri_runtime::{Config, Node, node::Connect};
+use acri_shim::Tier;
 use anyhow::{Context as _, Result, bail};
 use std::{
     fs,
@@ -39,6 +40,12 @@ pub(crate) struct NodeOptions {
     pub(crate) name: Option<String>,
     /// The harness types that it offers; none named: all that work here.
     pub(crate) harnesses: Vec<String>,
+    /// Lifetime of its lease; missing: the default.
+    pub(crate) lease_ttl: Option<Duration>,
+    /// How often it says that it lives; missing: the default.
+    pub(crate) heartbeat_every: Option<Duration>,
+    /// How process trees may be held; none named: every way.
+    pub(crate) tree_control: Vec<String>,
 }
 
 enum Order {
@@ -98,8 +105,20 @@ async fn start_once(options: &NodeOptions, name: NodeId) -> Result<Node> {
         })
     };
     let drivers = drivers(options)?;
-    let config = Config::new(name, options.state_dir.clone());
-    Node::start(config, connect, drivers).await.context("failed to start the node")
+    Node::start(config(options, name), connect, drivers).await.context("failed to start the node")
+}
+
+fn config(options: &NodeOptions, name: NodeId) -> Config {
+    let mut config = Config::new(name, options.state_dir.clone());
+    if let Some(ttl) = options.lease_ttl {
+        // In the proportions of the defaults.
+        config.lease_renew_every = ttl / 5;
+        config.lease_stop_after = ttl * 11 / 15;
+        config.adopt_every = config.adopt_every.min(ttl / 3);
+        config.lease_ttl = ttl;
+    }
+    config.heartbeat_every = options.heartbeat_every.unwrap_or(config.heartbeat_every);
+    config
 }
 
 async fn connected(options: &BusOptions, name: &str) -> Result<SharedBus, Fault> {
@@ -117,9 +136,22 @@ fn drivers(options: &NodeOptions) -> Result<Vec<Arc<dyn Driver>>> {
         }
     }
     let exe = std::env::current_exe().context("failed to find this program's file")?;
-    let config = process::Config::new(options.state_dir.join("processes"), exe);
+    let mut config = process::Config::new(options.state_dir.join("processes"), exe);
+    if !options.tree_control.is_empty() {
+        config.tiers =
+            options.tree_control.iter().map(|tier| self::tier(tier)).collect::<Result<_>>()?;
+    }
     let driver = ProcessDriver::new(config).context("failed to prepare the process harness")?;
     Ok(vec![Arc::new(driver)])
+}
+
+fn tier(name: &str) -> Result<Tier> {
+    Ok(match name {
+        "cgroup" => Tier::Cgroup,
+        "pidns" => Tier::Pidns,
+        "subreaper" => Tier::Subreaper,
+        other => bail!("failed to hold process trees by {other:?}"),
+    })
 }
 
 /// One life after the other: a node that was fenced leaves and starts as a new

@@ -7,12 +7,16 @@ use crate::{
     failure::{Failure, PRECONDITION, Silent},
     node::{self, NodeOptions, RunningNode},
     output::Format,
+    parse,
     signals::Signals,
 };
 use acri_bus::local::{self, Find, Server, ServerOptions};
 use anyhow::{Context as _, Result};
 use serde_json::json;
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -49,6 +53,15 @@ pub(crate) struct NodeArgs {
     /// Harness types that it offers [default: all that work here]
     #[arg(long = "harness", value_name = "TYPE,TYPE", value_delimiter = ',')]
     pub(crate) harnesses: Vec<String>,
+    /// Lifetime of its lease; everything that follows from it is scaled
+    #[arg(long, hide = true, value_name = "DURATION", value_parser = parse::duration)]
+    pub(crate) lease_ttl: Option<Duration>,
+    /// How often it says that it lives
+    #[arg(long, hide = true, value_name = "DURATION", value_parser = parse::duration)]
+    pub(crate) heartbeat_every: Option<Duration>,
+    /// How process trees may be held, the preferred way first
+    #[arg(long, hide = true, value_name = "TIER,TIER", value_delimiter = ',', value_parser = ["cgroup", "pidns", "subreaper"])]
+    pub(crate) tree_control: Vec<String>,
 }
 
 impl NodeArgs {
@@ -68,6 +81,9 @@ impl NodeArgs {
             state_dir: state_dir.join("node"),
             name: self.name,
             harnesses: self.harnesses,
+            lease_ttl: self.lease_ttl,
+            heartbeat_every: self.heartbeat_every,
+            tree_control: self.tree_control,
         }
     }
 }
