@@ -38,7 +38,11 @@ pub(super) fn check_spec(spec: &AgentSpec) -> Result<(), Refusal> {
     }
     let ours = [TASK_VARIABLE, AGENT_VARIABLE, RUN_VARIABLE];
     if let Some(name) = ours.into_iter().find(|name| spec.environment.contains_key(*name)) {
-        return Err(refusal(ErrorCode::InvalidArgument, "environment", format_args!("sets {name}, which is the node's")));
+        return Err(refusal(
+            ErrorCode::InvalidArgument,
+            "environment",
+            format_args!("sets {name}, which is the node's"),
+        ));
     }
     Ok(())
 }

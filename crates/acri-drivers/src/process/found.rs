@@ -1,11 +1,8 @@
 //! What a run directory means.
 
-use super::session::Outcome;
+use super::{limits::SWEEPS_AGAIN_MAX, session::Outcome};
 use crate::driver::{Exit, KillRequest, Owner};
-use acri::{
-    CommandId, Incarnation,
-    id::Epoch,
-};
+use acri::{CommandId, Incarnation, id::Epoch};
 use acri_shim::Scan;
 use std::{io, path::Path};
 
@@ -34,6 +31,21 @@ pub(super) fn look(dir: &Path) -> io::Result<Found> {
         (false, true) => Found::Over(Box::new(scan)),
         (false, false) => Found::Nothing { kill: kill_request(&scan) },
     })
+}
+
+/// Ends what a dead shim left. Blocks.
+pub(super) fn sweep(dir: &Path) -> io::Result<()> {
+    let gone = |error: &io::Error| {
+        error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error())
+    };
+    for _ in 1..SWEEPS_AGAIN_MAX {
+        match acri_shim::sweep(dir) {
+            // Somebody else, the tree's guardian, removes it at this moment: look again.
+            Err(error) if gone(&error) => {}
+            other => return other.map(drop),
+        }
+    }
+    acri_shim::sweep(dir).map(drop)
 }
 
 /// The Kill that a run directory records.

@@ -34,7 +34,12 @@ pub(super) struct ProcessKillSwitch {
 impl KillSwitch for ProcessKillSwitch {
     async fn kill(&self, request: KillRequest) -> Result<(), Fault> {
         // A task of its own, so that whoever stops waiting does not stop the Kill.
-        let killing = tokio::spawn(kill(Arc::clone(&self.inner), self.key, request));
+        let (inner, key) = (Arc::clone(&self.inner), self.key);
+        let killing = tokio::spawn(async move {
+            kill(&inner, key, request).await?;
+            inner.registry.gone(&inner.registry.entry(key));
+            Ok(())
+        });
         killing.await.map_err(|error| unproved(error.to_string()))?
     }
 }
@@ -43,7 +48,7 @@ fn unproved(detail: impl Into<String>) -> Fault {
     Fault::Unreachable { operation: OPERATION, detail: detail.into() }
 }
 
-async fn kill(inner: Arc<Inner>, key: Key, request: KillRequest) -> Result<(), Fault> {
+async fn kill(inner: &Inner, key: Key, request: KillRequest) -> Result<(), Fault> {
     let deadline = Instant::now() + KILL_WAIT;
     let (entry, dir) = (inner.registry.entry(key), inner.run_dir(key));
     // From here on no start begins, and one that has begun finds it: a start looks at the latch after it has made the
@@ -64,7 +69,7 @@ async fn kill(inner: Arc<Inner>, key: Key, request: KillRequest) -> Result<(), F
             Found::Over(scan) if scan.exit.is_some() || scan.boot_changed => return Ok(()),
             Found::Over(_) => {
                 let latched = request.clone();
-                return blocking_or(OPERATION, move || latch(&dir, &latched).and_then(|()| sweep(&dir))).await;
+                return blocking_or(OPERATION, move || latch(&dir, &latched).and_then(|()| found::sweep(&dir))).await;
             }
             Found::Alive(scan) => match ask(&dir, &scan, &request, deadline).await {
                 Asked::Killed => return Ok(()),
@@ -98,11 +103,6 @@ pub(super) fn latch(dir: &Path, request: &KillRequest) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other.map(drop),
     }
-}
-
-/// Ends what a dead shim left. Blocks.
-fn sweep(dir: &Path) -> io::Result<()> {
-    acri_shim::sweep(dir).map(drop)
 }
 
 enum Asked {

@@ -35,6 +35,8 @@ pub const KILL_WAIT: Duration = Duration::from_secs(3);
 pub const KILL_GREETING_WAIT: Duration = Duration::from_secs(1);
 /// Tries to end what a dead shim left, each of some seconds.
 pub const SWEEPS_MAX: u32 = 20;
+/// Looks at what a dead shim left while it vanishes under the look.
+pub const SWEEPS_AGAIN_MAX: u32 = 5;
 /// How long forgetting waits for a shim that has ended but not left.
 pub const FORGET_WAIT: Duration = Duration::from_secs(2);
 /// Pause between two looks where there is no event to wait for.

@@ -65,7 +65,8 @@ impl Link {
     pub(super) fn open(dir: PathBuf, secret: Token, gone: impl FnOnce() + Send + 'static) -> Self {
         let (asks, waiting) = mpsc::channel(ASKS_WAITING_MAX);
         let (seen, seen_by_all) = watch::channel(Seen::default());
-        let task = Task { dir, secret, waiting, seen, pending: HashMap::new(), next_id: WATCH_ID + 1, watching: u64::MAX };
+        let task =
+            Task { dir, secret, waiting, seen, pending: HashMap::new(), next_id: WATCH_ID + 1, watching: u64::MAX };
         tokio::spawn(async move {
             if task.run().await {
                 gone();
@@ -278,5 +279,138 @@ pub(super) async fn receive(stream: &mut UnixStream, decoder: &mut Decoder) -> i
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
             n => decoder.push(&buffer[..n]),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use acri_shim::{Exit, Owner, wire::Spooled};
+    use rustix::fs::{FlockOperation, flock};
+    use tempfile::TempDir;
+    use tokio::net::UnixListener;
+
+    /// A shim that does what a test tells it.
+    struct Fake {
+        dir: TempDir,
+        listener: UnixListener,
+        /// Locked, as long as it lives.
+        lock: Option<File>,
+    }
+
+    struct Client {
+        stream: UnixStream,
+        decoder: Decoder,
+    }
+
+    impl Fake {
+        fn new() -> Self {
+            let dir = TempDir::new().unwrap();
+            let listener = UnixListener::bind(dir.path().join(SOCKET)).unwrap();
+            let lock = File::create(dir.path().join("lock")).unwrap();
+            flock(&lock, FlockOperation::NonBlockingLockExclusive).unwrap();
+            Self { dir, listener, lock: Some(lock) }
+        }
+
+        fn link(&self) -> Link {
+            Link::open(self.dir.path().to_owned(), Token::from_bytes([1; 32]), || {})
+        }
+
+        /// Takes a connection, its greeting and its watch.
+        async fn accept(&self) -> Client {
+            let (stream, _) = self.listener.accept().await.unwrap();
+            let mut client = Client { stream, decoder: Decoder::default() };
+            let hello = client.request().await;
+            assert!(matches!(hello.op, Op::Hello(_)), "{hello:?}");
+            client.send(hello.id, Body::Welcome(wire::Welcome { version: wire::VERSION })).await;
+            let watch = client.request().await;
+            assert!(matches!(watch.op, Op::Watch(_)), "{watch:?}");
+            client
+        }
+    }
+
+    impl Client {
+        async fn request(&mut self) -> Request {
+            loop {
+                if let Some(request) = self.decoder.pop().unwrap() {
+                    return request;
+                }
+                let mut buffer = [0; 256];
+                let n = self.stream.read(&mut buffer).await.unwrap();
+                assert_ne!(n, 0, "the connection ended");
+                self.decoder.push(&buffer[..n]);
+            }
+        }
+
+        async fn send(&mut self, id: u64, body: Body) {
+            self.stream.write_all(&wire::encode(&Reply { id, body })).await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_breaks_is_made_again_and_its_requests_are_repeated() {
+        let fake = Fake::new();
+        let link = fake.link();
+        let serve = async {
+            let first = fake.accept().await.request().await;
+            let mut again = fake.accept().await;
+            assert_eq!(again.request().await, first);
+            again.send(first.id, Body::Done).await;
+            again
+        };
+        let (answer, _client) = tokio::join!(link.ask("contact", Op::Contact(Owner::default())), serve);
+        assert_eq!(answer.unwrap(), Some(Body::Done));
+    }
+
+    #[tokio::test]
+    async fn a_stop_whose_answer_is_lost_is_not_repeated_by_itself() {
+        let fake = Fake::new();
+        let link = fake.link();
+        let serve = async {
+            fake.accept().await.request().await;
+            fake.accept().await
+        };
+        let (answer, mut client) = tokio::join!(link.ask("stop", Op::Stop(wire::Stop::default())), serve);
+        assert!(matches!(answer, Err(Fault::Unreachable { operation: "stop", .. })), "{answer:?}");
+        let ask = tokio::spawn(async move { link.ask("contact", Op::Contact(Owner::default())).await });
+        assert!(matches!(client.request().await.op, Op::Contact(_)));
+        ask.abort();
+    }
+
+    #[tokio::test]
+    async fn what_the_shim_tells_is_seen_and_after_its_end_nothing_is_asked() {
+        let fake = Fake::new();
+        let link = fake.link();
+        let mut seen = link.seen();
+        let mut client = fake.accept().await;
+        client.send(0, Body::Spooled(Spooled { end: 7 })).await;
+        assert!(!seen.wait_for(|seen| seen.spool_end == 7).await.unwrap().ended);
+        client.send(0, Body::Exited(Exit::default())).await;
+        seen.wait_for(|seen| seen.ended).await.unwrap();
+        assert_eq!(link.ask("contact", Op::Contact(Owner::default())).await.unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn a_shim_that_dies_is_an_end_and_what_was_asked_gets_no_answer() {
+        let mut fake = Fake::new();
+        let link = fake.link();
+        let mut client = fake.accept().await;
+        let serve = async {
+            client.request().await;
+            fake.lock = None;
+            drop(client);
+        };
+        let (answer, ()) = tokio::join!(link.ask("contact", Op::Contact(Owner::default())), serve);
+        assert_eq!(answer.unwrap(), None);
+        assert!(link.seen().borrow().ended);
+    }
+
+    #[tokio::test]
+    async fn a_link_that_nobody_has_leaves_its_shim() {
+        let fake = Fake::new();
+        let link = fake.link();
+        let mut client = fake.accept().await;
+        drop(link);
+        assert_eq!(client.stream.read(&mut [0; 8]).await.unwrap(), 0);
     }
 }

@@ -26,8 +26,8 @@ mod registry;
 mod session;
 mod start;
 
-pub use check::{AGENT_VARIABLE, PATH_DEFAULT, RUN_VARIABLE, TASK_VARIABLE};
 pub(crate) use check::check_task;
+pub use check::{AGENT_VARIABLE, PATH_DEFAULT, RUN_VARIABLE, TASK_VARIABLE};
 
 use crate::driver::{
     Attached, Driver, Fault, Held, KillSwitch, Owner, Provisioned, Refusal, Session, Start, StartError,
@@ -314,7 +314,9 @@ impl Driver for ProcessDriver {
                 Err(error) if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < deadline => {
                     tokio::time::sleep(LOOK_PAUSE).await;
                 }
-                Err(error) => break tracing::warn!(%agent, %run, %error, "run directory is not removed"),
+                Err(error) => {
+                    break tracing::warn!(%agent, %run, %error, "run directory is not removed");
+                }
             }
         }
         let of = self.inner.runs_dir(agent);

@@ -23,6 +23,9 @@ pub(super) async fn reap(mut child: Child) {
 
 fn watched(child: &Child) -> io::Result<AsyncFd<OwnedFd>> {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
-    #[expect(deprecated, reason = "its successor is unsafe for types that may close their descriptor; an `OwnedFd` does not")]
+    #[expect(
+        deprecated,
+        reason = "its successor is unsafe for types that may close their descriptor; an `OwnedFd` does not"
+    )]
     AsyncFd::with_interest(pidfd_open(pid, PidfdFlags::NONBLOCK)?, Interest::READABLE)
 }

@@ -1,9 +1,7 @@
 //! What this node knows of its runs beside their directories: latches, claims,
 //! and what the node's bounds are spent on.
 
-use super::{
-    limits::{SPOOL_RUN_BYTES_MIN, SPOOL_RUN_SHARE, STOPS_REMEMBERED_MAX},
-};
+use super::limits::{SPOOL_RUN_BYTES_MIN, SPOOL_RUN_SHARE, STOPS_REMEMBERED_MAX};
 use crate::driver::{Fault, KillRequest, Owner, Refusal};
 use acri::{AgentId, CommandId, ErrorBody, ErrorCode, RunId};
 use std::{

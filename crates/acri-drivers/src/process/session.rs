@@ -151,8 +151,8 @@ fn settle(dir: &Path) -> std::io::Result<Outcome> {
     // As often as it takes: whoever hears of the end acts on it at once, and what is left would go on beside him.
     let mut detail = "the shim is gone without a word".to_owned();
     for _ in 0..SWEEPS_MAX {
-        match acri_shim::sweep(dir) {
-            Ok(_) => break,
+        match found::sweep(dir) {
+            Ok(()) => break,
             Err(error) => detail = format!("the shim is gone without a word, and what it left does not end: {error}"),
         }
     }
@@ -227,9 +227,7 @@ impl Session for ProcessSession {
         self.until(&mut self.link.seen(), |seen| seen.ended).await?;
         match self.outcome().await? {
             Outcome::Ended { exit, .. } => Ok(exit.clone()),
-            Outcome::Dead { detail } => {
-                Err(Fault::Broken { operation: "wait for the end", detail: detail.clone() })
-            }
+            Outcome::Dead { detail } => Err(Fault::Broken { operation: "wait for the end", detail: detail.clone() }),
         }
     }
 

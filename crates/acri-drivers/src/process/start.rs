@@ -10,7 +10,7 @@ use super::{
     session::{self, NeverRun, Opened, ProcessSession},
 };
 use crate::driver::{Attached, Fault, Info, KillRequest, Owner, Refusal, Session, Start, StartError};
-use acri::{ErrorBody, ErrorCode, Payload, event::FailReason};
+use acri::{ErrorBody, ErrorCode, Payload, event::FailReason, id::Epoch};
 use acri_shim::{FailureKind, Launch, Limits, SpawnError, Spawned, wire::Op};
 use std::{
     path::{Path, PathBuf},
@@ -54,12 +54,15 @@ pub(super) async fn open(
     scan: &acri_shim::Scan,
     owner: Owner,
 ) -> Result<Attached, Fault> {
+    if let Some(highest) = scan.owner.filter(|highest| highest.epoch > owner.epoch.0) {
+        return Err(Fault::Stale(Epoch(highest.epoch)));
+    }
     entry.claim(owner)?;
     if !scan.alive && scan.exit.is_none() && found::ended_unseen(scan).is_none() {
         let at = dir.clone();
         // Whoever hears that it is lost acts on it: nothing of it may be left then.
         let readable = blocking_or("attach", move || {
-            acri_shim::sweep(&at)?;
+            found::sweep(&at)?;
             output::is_readable(&at)
         });
         if !readable.await? {
@@ -233,12 +236,7 @@ async fn judge(
 }
 
 /// Somebody was there first: a Kill, or another start.
-async fn look_again(
-    inner: &Arc<Inner>,
-    entry: &Arc<Entry>,
-    dir: &Path,
-    start: &Start,
-) -> Result<Launched, StartError> {
+async fn look_again(inner: &Arc<Inner>, entry: &Arc<Entry>, dir: &Path, start: &Start) -> Result<Launched, StartError> {
     match look_settled("start", dir).await? {
         Found::Alive(scan) | Found::Over(scan) => {
             let key = (start.agent, start.run);

@@ -103,7 +103,19 @@ mod tests {
         assert_eq!(steps[0], Step::Write(Stream::Stdout, Bytes::from_static(b"a  b\n")));
         assert_eq!(steps[2], Step::Write(Stream::Stdout, Bytes::from_static(&[0, 255])));
         assert_eq!(steps[3], Step::Write(Stream::Stdout, Bytes::from_static(b"!ask q1 why?\n")));
-        for bad in ["sing", "raw 0", "raw", "raw zz", "exit x", "wait", "ask q1", "flood 1", "flood 1 1", "ignore me", "on stop"] {
+        for bad in [
+            "sing",
+            "raw 0",
+            "raw",
+            "raw zz",
+            "exit x",
+            "wait",
+            "ask q1",
+            "flood 1",
+            "flood 1 1",
+            "ignore me",
+            "on stop",
+        ] {
             assert!(parse([bad].into_iter()).is_err(), "{bad}");
         }
     }

@@ -17,7 +17,8 @@ fn killed_by(exit: &Exit, request: &KillRequest) {
 }
 
 pub(super) async fn exit_codes_and_signals_are_told(fixture: &dyn Fixture) {
-    for (step, code, signal) in [("exit 0", Some(0), None), ("exit 255", Some(255), None), ("signal 6", None, Some(6))] {
+    for (step, code, signal) in [("exit 0", Some(0), None), ("exit 255", Some(255), None), ("signal 6", None, Some(6))]
+    {
         let exit = Rig::new(fixture, &[step]).await.start(1).await.exit().await.unwrap();
         assert_eq!(exit.status, Some(ExitStatus { code, signal }), "{step}");
     }
@@ -52,6 +53,22 @@ pub(super) async fn a_kill_ends_a_running_harness(fixture: &dyn Fixture) {
     assert_eq!((read.text(), end), ("up\n", ChunkEnd::Ended));
 }
 
+pub(super) async fn a_kill_at_any_moment_of_the_start_is_found(fixture: &dyn Fixture) {
+    for moment in 0..12 {
+        let rig = Rig::new(fixture, UP).await;
+        let request = kill(1);
+        let killing = async {
+            for _ in 0..1_u32 << moment {
+                tokio::task::yield_now().await;
+            }
+            rig.kill(request.clone()).await;
+        };
+        let (session, ()) = tokio::join!(rig.start(1), killing);
+        killed_by(&session.exit().await.unwrap(), &request);
+        assert_eq!(read_all(&*session).await.1, ChunkEnd::Ended);
+    }
+}
+
 pub(super) async fn a_kill_repeated_answers_again(fixture: &dyn Fixture) {
     let rig = Rig::new(fixture, UP).await;
     let session = rig.start(1).await;
@@ -82,7 +99,8 @@ pub(super) async fn a_kill_works_while_the_runtime_is_blocked(fixture: &dyn Fixt
     let (switch, request) = (rig.driver.kill_switch(rig.agent, rig.run), kill(1));
     let killing = request.clone();
     let control = std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime can be made");
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime can be made");
         runtime.block_on(switch.kill(killing))
     });
     // This thread runs the session's runtime, and nothing on it moves now.
@@ -141,7 +159,7 @@ pub(super) async fn a_holder_that_died_leaves_what_it_spooled_and_no_end(fixture
     let mut read = Read::default();
     read.until(&*session, 3).await;
     // The reader waits already when it happens.
-    let (end, ()) = tokio::join!(read.to_the_end(&*session, 1024), fixture.crash(rig.agent, rig.run));
+    let (end, ()) = tokio::join!(read.until_the_end(&*session, 1024), fixture.crash(rig.agent, rig.run));
     assert_eq!((read.text(), end), ("up\n", ChunkEnd::Torn));
     rig.restart();
     for session in [session, rig.attach(2).await] {

@@ -139,6 +139,7 @@ cases! {
         exit_codes_and_signals_are_told
         a_kill_before_the_start_is_found_by_the_start
         a_kill_ends_a_running_harness
+        a_kill_at_any_moment_of_the_start_is_found
         a_kill_repeated_answers_again
         a_kill_after_the_end_changes_nothing
         a_kill_works_while_the_runtime_is_blocked

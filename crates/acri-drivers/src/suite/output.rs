@@ -49,7 +49,7 @@ pub(super) async fn output_goes_on_after_a_release(fixture: &dyn Fixture) {
     rig.restart();
     let session = rig.attach(2).await;
     rig.let_go("go").await;
-    assert_eq!(read.to_the_end(&*session, BATCH_BYTES).await, ChunkEnd::Ended);
+    assert_eq!(read.until_the_end(&*session, BATCH_BYTES).await, ChunkEnd::Ended);
     assert_eq!(read.stdout, [flood(1000, 256), flood(1000, 256)].concat());
 }
 
@@ -61,7 +61,7 @@ pub(super) async fn a_reader_that_has_caught_up_is_woken(fixture: &dyn Fixture) 
         // Whoever waits comes first.
         let (_, ()) = tokio::join!(read.until(&*session, bytes), rig.let_go(name));
     }
-    let (end, ()) = tokio::join!(read.to_the_end(&*session, BATCH_BYTES), rig.let_go("3"));
+    let (end, ()) = tokio::join!(read.until_the_end(&*session, BATCH_BYTES), rig.let_go("3"));
     assert_eq!((read.text(), end), ("a\nb\n", ChunkEnd::Ended));
 }
 

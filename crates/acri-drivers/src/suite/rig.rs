@@ -4,11 +4,7 @@ use super::Fixture;
 use crate::driver::{
     Attached, ChunkEnd, Driver, KillRequest, OutputRecord, Owner, Provisioned, Session, Start, StartError,
 };
-use acri::{
-    AgentId, AgentSpec, CommandId, Incarnation, Payload, RunId,
-    id::Epoch,
-    log::Stream,
-};
+use acri::{AgentId, AgentSpec, CommandId, Incarnation, Payload, RunId, id::Epoch, log::Stream};
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering},
@@ -147,7 +143,7 @@ impl Read {
     }
 
     /// Reads to the end, and says which.
-    pub(super) async fn to_the_end(&mut self, session: &dyn Session, bytes_max: usize) -> ChunkEnd {
+    pub(super) async fn until_the_end(&mut self, session: &dyn Session, bytes_max: usize) -> ChunkEnd {
         loop {
             match self.more(session, bytes_max).await {
                 ChunkEnd::Open => {}
@@ -160,6 +156,6 @@ impl Read {
 /// All output from the beginning.
 pub(super) async fn read_all(session: &dyn Session) -> (Read, ChunkEnd) {
     let mut read = Read::default();
-    let end = read.to_the_end(session, BATCH_BYTES).await;
+    let end = read.until_the_end(session, BATCH_BYTES).await;
     (read, end)
 }

@@ -55,7 +55,8 @@ impl Drop for Processes {
         for agent in std::fs::read_dir(self.state.path().join("runs")).into_iter().flatten().flatten() {
             for run in std::fs::read_dir(agent.path()).into_iter().flatten().flatten() {
                 signal_shim(&run.path(), Signal::KILL);
-                while acri_shim::sweep(&run.path()).is_err_and(|error| error.kind() == std::io::ErrorKind::ResourceBusy) {
+                while acri_shim::sweep(&run.path()).is_err_and(|error| error.kind() == std::io::ErrorKind::ResourceBusy)
+                {
                     std::thread::yield_now();
                 }
             }
@@ -80,6 +81,11 @@ pub(crate) fn spec_of(command: &[&str]) -> AgentSpec {
 
 /// The script's language as a shell's.
 fn shell(script: &[&str]) -> String {
+    if let [stop, say, "idle"] = script
+        && let (Some(code), Some(text)) = (stop.strip_prefix("on stop exit "), say.strip_prefix("say "))
+    {
+        return format!("exec '{SHIM}' listen {code} '{text}'");
+    }
     let mut lines = String::new();
     for step in script {
         let (verb, rest) = step.split_once(' ').unwrap_or((step, ""));
@@ -90,7 +96,8 @@ fn shell(script: &[&str]) -> String {
             ("err", _) => writeln!(lines, "printf '%s\\n' '{quoted}' >&2"),
             ("raw", hex) => {
                 let digits = hex.as_bytes().chunks(2).map(|pair| std::str::from_utf8(pair).unwrap());
-                let octal: String = digits.map(|byte| format!("\\{:03o}", u8::from_str_radix(byte, 16).unwrap())).collect();
+                let octal: String =
+                    digits.map(|byte| format!("\\{:03o}", u8::from_str_radix(byte, 16).unwrap())).collect();
                 writeln!(lines, "printf '{octal}'")
             }
             ("wait", name) => writeln!(lines, "mkfifo {name} 2>/dev/null; read -r _ < {name}"),
@@ -102,8 +109,8 @@ fn shell(script: &[&str]) -> String {
             ("exit", code) => writeln!(lines, "exit {code}"),
             ("signal", number) => writeln!(lines, "kill -{number} $$"),
             ("ignore", "stop") => writeln!(lines, "trap '' TERM"),
-            ("on", rest) => writeln!(lines, "trap '{}' TERM", rest.strip_prefix("stop ").unwrap()),
-            ("idle" | "hang", "") => writeln!(lines, "sleep infinity"),
+            // No second process: a signal to all of a tree may miss one that begins just then.
+            ("idle" | "hang", "") => writeln!(lines, "exec sleep infinity"),
             _ => panic!("no step: {step}"),
         }
         .unwrap();
@@ -191,8 +198,18 @@ impl Fixture for Processes {
     }
 }
 
-fn best_tier() -> Processes {
+pub(crate) fn best_tier() -> Processes {
     Processes::new(&[Tier::Cgroup, Tier::Pidns, Tier::Subreaper])
 }
 
-acri_drivers::driver_suite!(suite, super::best_tier);
+fn second_tier() -> Processes {
+    Processes::new(&[Tier::Pidns, Tier::Subreaper])
+}
+
+fn last_tier() -> Processes {
+    Processes::new(&[Tier::Subreaper])
+}
+
+acri_drivers::driver_suite!(in_the_best_tier, super::best_tier);
+acri_drivers::driver_suite!(in_the_second_tier, super::second_tier);
+acri_drivers::driver_suite!(in_the_last_tier, super::last_tier);
