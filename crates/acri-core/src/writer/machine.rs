@@ -8,7 +8,7 @@ use super::{
 use crate::appender::Token;
 use acri::{
     AgentId, Event, RunId, StreamSeq, codec,
-    id::{Epoch, LogSeq},
+    id::{Epoch, LogSeq, Sha256Digest},
     log::{ResumeToken, Stream, StreamPosition},
 };
 use bytes::Bytes;
@@ -131,6 +131,25 @@ impl Writer {
     #[must_use]
     pub fn ignored(&self) -> u64 {
         self.ignored
+    }
+
+    /// A digest of all that decides what this machine will do: two machines
+    /// with the same one behave alike, up to the names of their tokens and the
+    /// numbers of their attempts.
+    #[must_use]
+    pub fn fingerprint(&self) -> Sha256Digest {
+        let phase = match self.phase {
+            Phase::Reading(_) => "reading",
+            Phase::Checking(_) => "checking",
+            Phase::Publishing(_) => "publishing",
+            Phase::Idle => "idle",
+            Phase::Over => "over",
+        };
+        let flight = self.flight.as_ref().map(|flight| (&flight.bytes, &flight.token));
+        let whose = (self.agent, self.run, self.epoch, self.limits, &self.parser);
+        let stored = (phase, &self.kept, &self.stored, self.last, flight);
+        let read = (&self.pending, &self.splitters, self.next, self.ended, self.gap);
+        Sha256Digest::of(format!("{whose:?} {stored:?} {read:?}").as_bytes())
     }
 
     /// Takes what happened and tells what to do.

@@ -349,6 +349,61 @@ fn a_question_is_stored_before_its_line_is_published() {
 }
 
 #[test]
+fn a_question_under_way_is_not_sent_again_when_a_late_frame_is_found() {
+    check(
+        "last\nout one|\nout two|\nout three|\nanswer\ncrash\n\
+         last\npump\nout !ask a|\npump\narrives\nanswer\nours\nlast\npump\nderived\nanswer",
+        expect![[r#"
+            last
+            out one|
+                publish 1: ["one"] after 0
+                  resume: stdout 4, spool 44, next 2
+            out two|
+                publish 1: ["one"] after 0
+                  resume: stdout 4, spool 44, next 2
+            out three|
+                publish 1: ["one"] after 0
+                  resume: stdout 4, spool 44, next 2
+            answer
+                publish 2: ["two", "three"] after 1
+                  resume: stdout 14, spool 134, next 4
+            crash
+                read the last frame
+            last
+            pump
+                publish 2: ["two"] after 1
+                  resume: stdout 8, spool 88, next 3
+            out !ask a|
+                publish 2: ["two"] after 1
+                  resume: stdout 8, spool 88, next 3
+                derive escalation.raised at stdout 14
+            pump
+                publish 2: ["two"] after 1
+                  resume: stdout 8, spool 88, next 3
+                derive escalation.raised at stdout 14
+            arrives
+                publish 2: ["two"] after 1
+                  resume: stdout 8, spool 88, next 3
+                derive escalation.raised at stdout 14
+            answer
+                check the epoch
+                derive escalation.raised at stdout 14
+            ours
+                read the last frame
+                derive escalation.raised at stdout 14
+            last
+                derive escalation.raised at stdout 14
+            pump
+                derive escalation.raised at stdout 14
+            derived
+                publish 4: ["!ask a"] after 2
+                  resume: stdout 21, spool 181, next 5
+            answer
+        "#]],
+    );
+}
+
+#[test]
 fn a_question_that_was_asked_before_the_crash_is_not_asked_twice() {
     check(
         "last\nout !ask b&c|\nderived\nderived\nanswer\ncrash\nlast\nout d|\npump",
@@ -420,7 +475,9 @@ fn the_last_line_needs_no_line_feed_and_a_torn_end_is_a_gap() {
 
 #[test]
 fn one_last_line_that_is_published_does_not_lose_the_other() {
-    check("last\nerr b\nout !ask a\nend\nanswer\nrelease\ncrash\nlast\npump\nderived\nanswer", expect![[r#"
+    check(
+        "last\nerr b\nout !ask a\nend\nanswer\nrelease\ncrash\nlast\npump\nderived\nanswer",
+        expect![[r#"
         last
         err b
         out !ask a
@@ -442,7 +499,8 @@ fn one_last_line_that_is_published_does_not_lose_the_other() {
               resume: stdout 6, stderr 1, spool 87, next 3
         answer
             done: 2 events, gap false
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
@@ -490,6 +548,22 @@ fn no_more_output_is_wanted_than_can_be_published() {
     assert!(world.spool.len() * 80 > 600);
     world.finish();
     assert_eq!(world.seen.len(), 100);
+}
+
+#[test]
+fn a_part_of_a_line_of_the_largest_size_leaves_in_a_frame_of_its_own() {
+    let mut world = World::new(Limits::default());
+    world.answer_read();
+    for byte in [b'x', 0xff] {
+        for _ in 0..20 {
+            world.write(Stream::Stdout, &[byte; 64 * 1024]);
+            while world.pump() {}
+        }
+    }
+    world.finish();
+    let parts: Vec<_> = world.seen.iter().map(|event| (event.part, event.payload.as_bytes().len())).collect();
+    assert_eq!(parts, [(Some(0), 1 << 20), (Some(1), 1 << 20), (Some(2), 1 << 19)]);
+    assert_eq!(world.stream.len(), 3);
 }
 
 #[test]

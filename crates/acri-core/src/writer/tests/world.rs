@@ -199,6 +199,7 @@ impl World {
         assert_eq!(frame.events.len(), events);
         assert_eq!(codec::to_msgpack(&frame).unwrap(), bytes);
         assert!(events == 1 || bytes.len() <= self.limits.frame_bytes_max + 96, "{}", bytes.len());
+        assert!(bytes.len() + 4096 < acri::limits::FRAME_MESSAGE_BYTES_MAX);
         assert!(frame.events.iter().all(|event| event.payload.as_bytes().len() <= self.limits.line_bytes_max));
     }
 
