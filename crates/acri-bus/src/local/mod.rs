@@ -8,7 +8,7 @@ mod find;
 mod server;
 
 pub use find::{Binary, Find, Progress, find};
-pub use server::{Server, ServerOptions};
+pub use server::{Server, ServerOptions, User};
 
 use crate::Version;
 use std::{io, path::PathBuf};

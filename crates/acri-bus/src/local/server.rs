@@ -40,9 +40,9 @@ const READY_POLL_EVERY: Duration = Duration::from_millis(10);
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// From SIGKILL to the end.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
-/// Bytes of one message: above the largest log frame with its headers, and
-/// above what the JetStream API answers for one (base64 makes it a third more).
-const PAYLOAD_BYTES_MAX: usize = 8 * 1024 * 1024;
+/// Bytes of one message with its headers: above the largest log frame. (What
+/// the server itself answers may be larger.)
+const PAYLOAD_BYTES_MAX: usize = 2 * 1024 * 1024;
 /// Bytes that the streams may reserve together; a sum of limits, not of use.
 const STORE_BYTES_MAX: u64 = 1 << 40;
 /// Bytes of its log, after which it begins another.
@@ -63,6 +63,19 @@ pub struct ServerOptions {
     /// The port on 127.0.0.1; `None` takes a free one, and the same again at
     /// each restart.
     pub port: Option<u16>,
+}
+
+/// Somebody who may connect, besides the user in [`Server::url`], who may do
+/// everything.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct User {
+    /// Name: letters, digits, `-` and `_`.
+    pub name: String,
+    /// Password, of the same characters.
+    pub password: String,
+    /// Permissions in nats-server's own language, without the braces:
+    /// `publish: { allow: [..] }, subscribe: { allow: [..] }`.
+    pub permissions: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,6 +103,7 @@ struct Process {
 #[derive(Debug)]
 pub struct Server {
     options: ServerOptions,
+    users: Vec<User>,
     process: Option<Process>,
     note: Note,
     _lock: fs::File,
@@ -131,6 +145,10 @@ impl Server {
     /// # Errors
     /// [`Error`].
     pub async fn start(options: ServerOptions) -> Result<Self, Error> {
+        Self::start_with(options, Vec::new()).await
+    }
+
+    async fn start_with(options: ServerOptions, users: Vec<User>) -> Result<Self, Error> {
         fs::create_dir_all(&options.store).map_err(failed("create", &options.store))?;
         let store = fs::canonicalize(&options.store).map_err(failed("find", &options.store))?;
         let options = ServerOptions { store, ..options };
@@ -160,7 +178,8 @@ impl Server {
             version: options.binary.version.to_string(),
             sync_always: options.sync_always,
         };
-        let mut server = Self { options, process: None, note, _lock: lock, remove_store: false };
+        let mut server =
+            Self { options, users, process: None, note, _lock: lock, remove_store: false };
         if let Some(before) = before
             && let Some(process) = Process::left(&before)
         {
@@ -200,11 +219,22 @@ impl Server {
     /// # Errors
     /// [`Error`].
     pub async fn start_for_test() -> Result<Self, Error> {
+        Self::start_for_test_with(Vec::new()).await
+    }
+
+    /// The same, with more users.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn start_for_test_with(users: Vec<User>) -> Result<Self, Error> {
         let binary = find(&Find::from_env(), &|progress| tracing::info!(%progress)).await?;
         let store =
             std::env::temp_dir().join(format!("acri-test-{}", uuid::Uuid::new_v4().simple()));
-        let mut server =
-            Self::start(ServerOptions { store, binary, sync_always: false, port: None }).await?;
+        let mut server = Self::start_with(
+            ServerOptions { store, binary, sync_always: false, port: None },
+            users,
+        )
+        .await?;
         server.remove_store = true;
         Ok(server)
     }
@@ -213,6 +243,12 @@ impl Server {
     #[must_use]
     pub fn url(&self) -> String {
         format!("nats://{USER}:{}@127.0.0.1:{}", self.note.password, self.note.port)
+    }
+
+    /// The same for another of its users.
+    #[must_use]
+    pub fn url_of(&self, user: &User) -> String {
+        format!("nats://{}:{}@127.0.0.1:{}", user.name, user.password, self.note.port)
     }
 
     /// The URL of the server that runs on `store` now, if one does: for
@@ -302,15 +338,20 @@ impl Server {
             port => port.to_string(),
         };
         let store = &self.options.store;
+        let mut users = format!("    {{ user: {USER}, password: \"{}\" }}\n", self.note.password);
+        for User { name, password, permissions } in &self.users {
+            users += &format!(
+                "    {{ user: \"{name}\", password: \"{password}\", permissions: {{ {permissions} }} }}\n"
+            );
+        }
         Ok(format!(
             "server_name: {name}\nhost: 127.0.0.1\nport: {port}\nports_file_dir: {ports}\n\
              max_payload: {PAYLOAD_BYTES_MAX}\nlog_file: {log}\nlogfile_size_limit: {LOG_BYTES_MAX}\nlogfile_max_num: 2\n\
-             authorization {{ user: {USER}, password: \"{password}\" }}\n\
+             authorization {{\n  users: [\n{users}  ]\n}}\n\
              jetstream {{\n  store_dir: {jetstream}\n  max_file_store: {STORE_BYTES_MAX}\n{sync}}}\n",
             name = self.note.name,
             ports = quoted(store)?,
             log = quoted(&store.join("nats.log"))?,
-            password = self.note.password,
             jetstream = quoted(store)?,
             sync = if self.options.sync_always { "  sync_interval: always\n" } else { "" },
         ))

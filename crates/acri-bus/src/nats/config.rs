@@ -30,7 +30,10 @@ const FILES: [&str; 4] = [
 pub(super) struct Authored(Vec<(String, Map<String, Value>)>);
 
 impl Authored {
-    pub(super) fn with(overrides: &BTreeMap<String, Map<String, Value>>) -> Result<Self, Error> {
+    pub(super) fn with(
+        overrides: &BTreeMap<String, Map<String, Value>>,
+        buckets: bool,
+    ) -> Result<Self, Error> {
         let mut streams = Vec::new();
         for file in FILES {
             let mut config: Map<String, Value> =
@@ -51,7 +54,10 @@ impl Authored {
         }
         match overrides.keys().find(|name| !streams.iter().any(|(stream, _)| stream == *name)) {
             Some(stream) => Err(Error::Missing { stream: stream.clone() }),
-            None => Ok(Self(streams)),
+            None => {
+                streams.retain(|(name, _)| buckets || !name.starts_with("KV_"));
+                Ok(Self(streams))
+            }
         }
     }
 
@@ -146,7 +152,8 @@ mod tests {
     use acri::{limits, subject::filter};
 
     fn config(name: &str) -> Map<String, Value> {
-        let authored = Authored::with(&BTreeMap::new()).unwrap_or_else(|error| panic!("{error}"));
+        let authored =
+            Authored::with(&BTreeMap::new(), true).unwrap_or_else(|error| panic!("{error}"));
         authored.0.into_iter().find(|(stream, _)| stream == name).unwrap().1
     }
 
@@ -180,6 +187,6 @@ mod tests {
     #[test]
     fn an_override_of_an_unknown_stream_is_an_error() {
         let overrides = BTreeMap::from([("ACRI_LOG".to_owned(), Map::new())]);
-        assert!(matches!(Authored::with(&overrides), Err(Error::Missing { .. })));
+        assert!(matches!(Authored::with(&overrides, true), Err(Error::Missing { .. })));
     }
 }

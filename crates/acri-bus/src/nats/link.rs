@@ -32,6 +32,8 @@ use tokio::{
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Pause before a check that got no answer is repeated.
 const RECHECK_PAUSE: Duration = Duration::from_millis(100);
+/// How often other tasks are let pass before a subscription counts as allowed.
+const YIELDS: u32 = 16;
 /// Refused subjects that are remembered for whoever waits on one.
 const DENIED_MAX: usize = 256;
 
@@ -59,6 +61,7 @@ struct Shared {
     gate: watch::Sender<Gate>,
     wake: Notify,
     losses: AtomicU64,
+    dropped: AtomicU64,
     denied: Mutex<VecDeque<(u64, String)>>,
     denials: watch::Sender<u64>,
 }
@@ -68,8 +71,17 @@ pub(super) struct Link {
     shared: Arc<Shared>,
     config: Arc<Authored>,
     timeout: Duration,
+    messages_max: usize,
     subscribed: AtomicU64,
     settled: tokio::sync::Mutex<u64>,
+}
+
+/// What bounds the use of a connection.
+pub(super) struct Limits {
+    /// How long one publish or request may take.
+    pub(super) timeout: Duration,
+    /// Messages that one subscription may hold.
+    pub(super) messages_max: usize,
 }
 
 /// Why an exchange has no answer.
@@ -115,12 +127,31 @@ impl ApiMiss {
 impl Shared {
     fn on_event(&self, event: Event) {
         match event {
-            Event::Disconnected | Event::Closed => {
+            Event::Disconnected => {
                 self.losses.fetch_add(1, Ordering::SeqCst);
                 self.shut();
-                tracing::info!(event = %event, "bus connection");
+                tracing::info!("bus connection lost");
+            }
+            // Drained: it does not come back.
+            Event::Closed => {
+                self.losses.fetch_add(1, Ordering::SeqCst);
+                let detail = "the connection was closed".to_owned();
+                self.gate.send_replace(Gate::Closed(Fault::Unavailable {
+                    operation: "use the bus",
+                    detail,
+                }));
             }
             Event::Connected => self.wake.notify_one(),
+            // One for each message: a flood must not become a flood of lines.
+            Event::SlowConsumer(_) => {
+                let dropped = self.dropped.fetch_add(1, Ordering::Relaxed) + 1;
+                if dropped.is_power_of_two() {
+                    tracing::warn!(
+                        dropped,
+                        "a subscription is full, its newest messages are dropped"
+                    );
+                }
+            }
             Event::ServerError(ServerError::Other(text)) => {
                 tracing::warn!(error = %text, "bus server");
                 if let Some(subject) = denied_subject(&text) {
@@ -168,13 +199,14 @@ impl Link {
         options: ConnectOptions,
         urls: Vec<ServerAddr>,
         config: Arc<Authored>,
-        timeout: Duration,
+        limits: Limits,
         provision: bool,
     ) -> Result<Arc<Self>, Error> {
         let shared = Arc::new(Shared {
             gate: watch::Sender::new(Gate::Shut),
             wake: Notify::new(),
             losses: AtomicU64::new(0),
+            dropped: AtomicU64::new(0),
             denied: Mutex::new(VecDeque::new()),
             denials: watch::Sender::new(0),
         });
@@ -191,7 +223,8 @@ impl Link {
             client,
             shared,
             config,
-            timeout,
+            timeout: limits.timeout,
+            messages_max: limits.messages_max,
             subscribed: AtomicU64::new(0),
             settled: tokio::sync::Mutex::new(0),
         });
@@ -203,6 +236,11 @@ impl Link {
 
     pub(super) fn client(&self) -> &Client {
         &self.client
+    }
+
+    /// Messages that one subscription may hold.
+    pub(super) fn messages_max(&self) -> usize {
+        self.messages_max
     }
 
     pub(super) fn config(&self) -> &Authored {
@@ -396,6 +434,10 @@ impl Link {
         let subscriber =
             subscribed.map_err(|error| Fault::Refused { operation, detail: error.to_string() })?;
         self.settle(operation).await?;
+        // The server's refusal came before that answer, and is told by another task.
+        for _ in 0..YIELDS {
+            tokio::task::yield_now().await;
+        }
         if self.shared.denied_since(since, subject) {
             return Err(Fault::Refused {
                 operation,
@@ -414,11 +456,9 @@ impl Link {
             return Ok(());
         }
         let covered = self.subscribed.load(Ordering::SeqCst);
-        // Any answer will do; this one costs the server a look at an index.
-        let nothing = serde_json::json!({ "last_by_subj": "$KV.ACRI_NODES._" });
-        match self
-            .api::<serde_json::Value>(operation, "STREAM.MSG.GET.KV_ACRI_NODES", &nothing)
-            .await
+        // Any answer will do; to this request the server has one without a look.
+        let nothing = serde_json::json!({});
+        match self.api::<serde_json::Value>(operation, "STREAM.MSG.GET.ACRI_EVENTS", &nothing).await
         {
             Ok(_) | Err(ApiMiss::Api(_)) => {
                 *settled = covered;

@@ -23,7 +23,7 @@ mod wire;
 
 use crate::{Version, login, port::Fault};
 use async_nats::{ConnectOptions, ServerAddr};
-use link::Link;
+use link::{Limits, Link};
 use serde_json::{Map, Value};
 use std::{collections::BTreeMap, io, path::PathBuf, sync::Arc, time::Duration};
 
@@ -35,7 +35,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const PING_EVERY: Duration = Duration::from_secs(10);
 /// Messages that one subscription may hold before the newest are dropped. A
 /// reader never asks for as many.
-const SUBSCRIPTION_MESSAGES_MAX: usize = 2048;
+pub const SUBSCRIPTION_MESSAGES_MAX: usize = 2048;
+/// Fewer would make a reader ask one by one.
+const SUBSCRIPTION_MESSAGES_MIN: usize = 32;
 /// Longest pause between two attempts to connect.
 const RECONNECT_PAUSE_MAX: Duration = Duration::from_secs(2);
 /// How long [`NatsBus`] waits for a drain.
@@ -64,6 +66,12 @@ pub struct Options {
     pub inbox_prefix: Option<String>,
     /// How long one publish or request may take; [`ACK_TIMEOUT`] if `None`.
     pub ack_timeout: Option<Duration>,
+    /// Messages that one subscription may hold; [`SUBSCRIPTION_MESSAGES_MAX`]
+    /// if `None`. A connection that serves commands to strangers wants fewer.
+    pub subscription_messages_max: Option<usize>,
+    /// Whether it only asks and reads, as an orchestrator does: then the
+    /// buckets, of which it has no need and no permission, are not checked.
+    pub client_only: bool,
     /// Whether streams and buckets that are missing are created.
     pub provision: bool,
     /// Settings of a deployment that differ from the authored ones, per stream
@@ -177,7 +185,7 @@ impl NatsBus {
     /// # Errors
     /// [`Error`], which names the field.
     pub async fn connect(options: Options) -> Result<Self, Error> {
-        let config = Arc::new(config::Authored::with(&options.overrides)?);
+        let config = Arc::new(config::Authored::with(&options.overrides, !options.client_only)?);
         let urls = options
             .urls
             .iter()
@@ -187,8 +195,11 @@ impl NatsBus {
             })
             .collect::<Result<Vec<_>, _>>()?;
         let connect = connect_options(&options, &urls).await?;
-        let timeout = options.ack_timeout.unwrap_or(ACK_TIMEOUT);
-        let link = Link::open(connect, urls, config, timeout, options.provision).await?;
+        let limits = Limits {
+            timeout: options.ack_timeout.unwrap_or(ACK_TIMEOUT),
+            messages_max: messages_max(&options),
+        };
+        let link = Link::open(connect, urls, config, limits, options.provision).await?;
         let service = Arc::new(service::Service::new(&link));
         Ok(Self { link, service })
     }
@@ -208,12 +219,19 @@ impl NatsBus {
     }
 }
 
+fn messages_max(options: &Options) -> usize {
+    options
+        .subscription_messages_max
+        .unwrap_or(SUBSCRIPTION_MESSAGES_MAX)
+        .max(SUBSCRIPTION_MESSAGES_MIN)
+}
+
 async fn connect_options(options: &Options, urls: &[ServerAddr]) -> Result<ConnectOptions, Error> {
     let mut connect = login::from_urls(ConnectOptions::new(), urls)
         .name(options.name.as_deref().unwrap_or("acri"))
         .connection_timeout(CONNECT_TIMEOUT)
         .ping_interval(PING_EVERY)
-        .subscription_capacity(SUBSCRIPTION_MESSAGES_MAX)
+        .subscription_capacity(messages_max(options))
         .reconnect_delay_callback(reconnect_pause);
     if let Some(path) = &options.credentials {
         let file = |source| Error::File { path: path.clone(), source };

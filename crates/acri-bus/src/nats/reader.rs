@@ -10,6 +10,7 @@
 //! No task runs behind a reader: it is polled, or it stands still.
 
 use super::{
+    events::last_under,
     link::{ApiMiss, Gate, Link, jittered},
     wire::{Consumer, Delivery, Got, Info, NO_MESSAGE},
 };
@@ -22,8 +23,8 @@ use serde_json::json;
 use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
-/// Messages asked for at a time.
-const PULL_MESSAGES_MAX: i64 = 500;
+/// Messages asked for at a time, if a subscription may hold four times as many.
+const PULL_MESSAGES_MAX: usize = 500;
 /// Bytes asked for at a time; above the largest message.
 const PULL_BYTES_MAX: i64 = 4 * 1024 * 1024;
 /// How long a pull waits for messages.
@@ -65,8 +66,9 @@ pub(super) struct Reader {
     next: u64,
     /// The last one to be given out, where there is an end.
     target: Option<u64>,
-    /// When the stream was created: another value, another stream.
-    created: String,
+    /// When the stream was created: another value, another stream. Known
+    /// where it matters, in a read that goes on.
+    created: Option<String>,
     session: Option<Session>,
     /// Openings without a message since.
     failures: u32,
@@ -88,21 +90,31 @@ enum Heard {
 impl Reader {
     pub(super) async fn begin(link: &Arc<Link>, plan: Plan) -> Result<Self, Fault> {
         let operation = plan.operation;
-        let info: Info = link
-            .api(operation, &format!("STREAM.INFO.{}", plan.stream), &serde_json::Value::Null)
-            .await
-            .map_err(|miss| miss.into_fault(operation))?;
         let next = plan.from.0.max(1);
-        let target = match plan.until {
-            Until::Dropped => None,
-            Until::Now => Some(info.state.last_seq),
+        let (target, created) = match plan.until {
+            Until::Dropped => {
+                let info: Info = link
+                    .api(
+                        operation,
+                        &format!("STREAM.INFO.{}", plan.stream),
+                        &serde_json::Value::Null,
+                    )
+                    .await
+                    .map_err(|miss| miss.into_fault(operation))?;
+                (None, Some(info.created))
+            }
+            // The leader's word, since a consumer may sit on a follower that is behind.
+            Until::Now => {
+                let last = last_under(link, operation, plan.stream, &plan.filter).await?;
+                (Some(last.map_or(0, |last| last.seq)), None)
+            }
         };
         Ok(Self {
             link: Arc::clone(link),
             plan,
             next,
             target,
-            created: info.created,
+            created,
             session: None,
             failures: 0,
             opened_before: false,
@@ -284,11 +296,10 @@ impl Reader {
             .await
             .map_err(|miss| miss.into_fault(operation))?;
         let refused = |detail: String| Err(Fault::Refused { operation, detail });
-        if info.created != self.created {
-            return refused(format!(
-                "the stream of {} is another now, of {}",
-                self.created, info.created
-            ));
+        if let Some(created) = &self.created
+            && *created != info.created
+        {
+            return refused(format!("the stream of {created} is another now, of {}", info.created));
         }
         if info.state.last_seq + 1 < self.next {
             return refused(format!(
@@ -325,13 +336,15 @@ impl Reader {
     async fn pull(&mut self) -> Result<(), Fault> {
         let heartbeat = self.heartbeat();
         let Some(session) = &mut self.session else { return Ok(()) };
-        let enough = session.messages_asked > PULL_MESSAGES_MAX / 2
-            && session.bytes_asked > PULL_BYTES_MAX / 2;
+        let messages =
+            i64::try_from(PULL_MESSAGES_MAX.min(self.link.messages_max() / 4)).unwrap_or(i64::MAX);
+        let enough =
+            session.messages_asked > messages / 2 && session.bytes_asked > PULL_BYTES_MAX / 2;
         if enough {
             return Ok(());
         }
         let request = json!({
-            "batch": PULL_MESSAGES_MAX,
+            "batch": messages,
             "max_bytes": PULL_BYTES_MAX,
             "expires": u64::try_from(PULL_EXPIRES.as_nanos()).unwrap_or(u64::MAX),
             "idle_heartbeat": u64::try_from(heartbeat.as_nanos()).unwrap_or(u64::MAX),
@@ -339,7 +352,7 @@ impl Reader {
         let body = Bytes::from(serde_json::to_vec(&request).expect("a request is plain data"));
         let subject =
             format!("$JS.API.CONSUMER.MSG.NEXT.{}.{}", self.plan.stream, session.consumer);
-        session.messages_asked += PULL_MESSAGES_MAX;
+        session.messages_asked += messages;
         session.bytes_asked = (session.bytes_asked + PULL_BYTES_MAX).min(2 * PULL_BYTES_MAX);
         let operation = self.plan.operation;
         let sent =

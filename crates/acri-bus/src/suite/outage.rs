@@ -68,8 +68,6 @@ async fn an_append_while_the_bus_is_away_is_unknown(factory: &dyn BusFactory) ->
     let first = stored(bus.append(&event(agent, StreamSeq(0), "first")).await)?;
     factory.crash().await;
     let append = event(agent, first, "away");
-    let answer = bus.append(&append).await;
-    ensure!(matches!(answer, Appended::Unknown(_)), "{answer:?}");
     let frame = FrameAppend {
         agent,
         run: None,
@@ -78,18 +76,13 @@ async fn an_append_while_the_bus_is_away_is_unknown(factory: &dyn BusFactory) ->
         resume: Bytes::new(),
         bytes: Bytes::new(),
     };
-    let answer = bus.append_frame(&frame).await;
+    let subject = Subject::Agent(agent, AgentVerb::Status);
+    let asked = bus.request(&subject, Format::Json, Bytes::new(), Duration::from_millis(200));
+    let (answer, framed, last, asked) =
+        tokio::join!(bus.append(&append), bus.append_frame(&frame), bus.last(agent), asked);
     ensure!(matches!(answer, Appended::Unknown(_)), "{answer:?}");
-    let last = bus.last(agent).await;
+    ensure!(matches!(framed, Appended::Unknown(_)), "{framed:?}");
     ensure!(last.is_err(), "{last:?} without a bus");
-    let asked = bus
-        .request(
-            &Subject::Agent(agent, AgentVerb::Status),
-            Format::Json,
-            Bytes::new(),
-            Duration::from_millis(200),
-        )
-        .await;
     ensure!(
         matches!(asked, Err(RequestError::Fault(_))),
         "{asked:?}: absence is not the proof that nobody owns it"

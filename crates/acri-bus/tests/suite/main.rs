@@ -1,6 +1,9 @@
 //! The suite, against both adapters and against the broken ones, and what
 //! only NATS can show.
 
+#![expect(clippy::unwrap_used, reason = "the helpers of tests are tests")]
+
+mod faults;
 mod nats_only;
 
 use acri::Timestamp;
