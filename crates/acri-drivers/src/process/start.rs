@@ -94,8 +94,6 @@ fn lost(boot_changed: bool) -> Attached {
 
 /// Starts a run, or finds it started.
 pub(super) async fn start(inner: Arc<Inner>, start: Start) -> Result<Arc<dyn Session>, StartError> {
-    check::check_spec(&start.spec)?;
-    check::check_task(&start.task)?;
     let key = (start.agent, start.run);
     let (entry, dir) = (inner.registry.entry(key), inner.run_dir(key));
     let _starting = wait("start", &entry).await?;
@@ -107,6 +105,9 @@ pub(super) async fn start(inner: Arc<Inner>, start: Start) -> Result<Arc<dyn Ses
         Found::Launching => None,
     };
     entry.claim(start.owner)?;
+    // After the look: a refusal says that nothing runs.
+    check::check_spec(&start.spec)?;
+    check::check_task(&start.task)?;
     if let Some(killed) = latched {
         return Ok(Arc::new(NeverRun { entry: Arc::clone(&entry), killed }));
     }

@@ -141,12 +141,13 @@ impl Driver for ScriptedDriver {
     }
 
     async fn start(&self, start: &Start) -> Result<Arc<dyn Session>, StartError> {
-        let script = script_of(&start.spec, &start.task)?;
         let run = self.world.run(start.agent, start.run);
         struck(&self.world, Effect::Start, "start", || {
             self.world.act(&run, |state| {
                 state.claim(start.owner)?;
-                state.start(script);
+                if matches!(state.life, Life::NotStarted) {
+                    state.start(script_of(&start.spec, &start.task)?);
+                }
                 Ok::<_, StartError>(())
             })
         })?;

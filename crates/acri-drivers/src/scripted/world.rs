@@ -284,11 +284,8 @@ impl Default for State {
 }
 
 impl State {
-    /// Begins the script, unless it was begun or a Kill came first.
+    /// Begins the script, unless a Kill came first.
     pub(crate) fn start(&mut self, script: Vec<Step>) {
-        if !matches!(self.life, Life::NotStarted) {
-            return;
-        }
         if self.killed.is_some() {
             self.end(None);
             return;

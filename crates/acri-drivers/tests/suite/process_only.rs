@@ -2,6 +2,7 @@
 //! hang, and a machine that was restarted.
 
 use super::process::{Processes, best_tier, signal_shim, spec_of};
+use acri::limits::PROCESS_TASK_BYTES_MAX;
 use acri::{
     AgentId, AgentSpec, CommandId, ErrorCode, Incarnation, Payload, RunId, event::FailReason, id::Epoch, log::Stream,
 };
@@ -97,6 +98,17 @@ async fn the_environment_is_the_specs_and_nothing_of_the_nodes() {
     let (agent, run) = (format!("ACRI_AGENT={}", agent(1)), format!("ACRI_RUN={}", run(1)));
     let expected = [&agent, &run, "ACRI_TASK=the task's", "GREETING=a b", "PATH=/usr/local/bin:/usr/bin:/bin", "text"];
     assert_eq!(lines, expected);
+}
+
+#[tokio::test]
+async fn the_largest_task_reaches_the_program() {
+    let fixture = best_tier();
+    let driver = driver(&fixture);
+    let spec = spec_of(&["sh", "-c", "printf %s \"$ACRI_TASK\" | wc -c"]);
+    driver.create(agent(1), &spec).await.unwrap();
+    let task = Payload::text("x".repeat(PROCESS_TASK_BYTES_MAX));
+    let session = driver.start(&Start { task, ..order(1, &spec) }).await.unwrap();
+    assert_eq!(all(&*session).await, format!("{PROCESS_TASK_BYTES_MAX}\n"));
 }
 
 #[tokio::test]
