@@ -101,7 +101,7 @@ impl Seen {
     pub fn adopted(run: &Run, history_lost: bool, now: Timestamp) -> Self {
         Self {
             adopted: true,
-            history_lost: history_lost && run.end.is_none(),
+            history_lost,
             old_stop: run.stop.as_ref().map(|stop| (stop.command, now.plus(ADOPTION_GRACE))),
             stop_delivered: run.stop.is_some(),
             ..Self::default()

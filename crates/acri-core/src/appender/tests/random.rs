@@ -44,9 +44,10 @@ proptest! {
 
     #[test]
     fn whatever_happens_in_whatever_order_a_run_ends_once_and_nothing_is_lost(
+        running in any::<bool>(),
         acts in prop::collection::vec((0_u8..24, any::<u8>()), 0..80),
     ) {
-        let mut sim = Sim::new();
+        let mut sim = if running { Sim::running() } else { Sim::new() };
         for (what, how) in acts {
             if sim.world.machine.is_none() {
                 sim.adopt();

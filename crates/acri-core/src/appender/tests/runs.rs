@@ -367,3 +367,31 @@ fn a_report_of_a_sealed_run_is_stale() {
     "#]],
     );
 }
+
+#[test]
+fn the_same_source_twice_is_one_event() {
+    check("agent\nstart r1\nr1 started\nr1 ask out 5\nr1 ask out 5\nr1 ask err 5", expect![[r#"
+        start r1 -> run.accepted(""); [2] started; SPAWN; wake 60000ms
+        r1 started -> run.started; PUMP
+        r1 ask out 5 -> escalation.raised(why?); derived 5
+        r1 ask out 5 -> derived 5
+        r1 ask err 5 -> escalation.raised(why?); derived 5
+    "#]]);
+}
+
+#[test]
+fn what_was_found_in_the_output_is_stored_before_the_seal() {
+    check(
+        "agent\nstart r1\nr1 started\nr1 exit 0\nhold\nr1 ask out 1\nr1 ask out 2\nr1 logs 2\ngo",
+        expect![[r#"
+            start r1 -> run.accepted(""); [2] started; SPAWN; wake 60000ms
+            r1 started -> run.started; PUMP
+            r1 exit 0 -> run.completed(code 0)
+            hold -> 
+            r1 ask out 1 -> escalation.raised(why?)
+            r1 ask out 2 -> 
+            r1 logs 2 -> 
+            go -> derived 1; escalation.raised(why?); derived 2; run.logs_sealed(2); sealed
+        "#]],
+    );
+}

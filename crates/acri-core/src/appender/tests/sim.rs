@@ -65,6 +65,18 @@ impl Sim {
         sim
     }
 
+    /// With a run that has started and is published.
+    pub(super) fn running() -> Self {
+        let mut sim = Self::new();
+        sim.command("start", false);
+        for _ in 0..2 {
+            sim.bus("ack");
+            sim.perform(0, false);
+        }
+        assert!(sim.harnesses.values().all(|harness| harness.pumped));
+        sim
+    }
+
     fn name(&mut self, kind: &str) -> String {
         self.named += 1;
         format!("{kind}{}", self.named)

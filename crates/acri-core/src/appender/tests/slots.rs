@@ -1,6 +1,8 @@
 //! One event under way: every way in which the bus can answer.
 
-use super::check;
+use super::{check, script::Player};
+use crate::appender::{Input, Output};
+use acri::{StreamSeq, Timestamp};
 use expect_test::expect;
 
 #[test]
@@ -173,4 +175,42 @@ fn a_create_whose_answer_was_lost_is_found() {
         start r1 -> run.accepted("")
     "#]],
     );
+}
+
+#[test]
+fn a_read_that_is_not_the_whole_is_made_again() {
+    let mut player = Player::new();
+    for line in ["create", "hold", "start r1", "lose", "ack"] {
+        player.line(line);
+    }
+    let (token, after) = player.world.read.take().unwrap();
+    let beyond = StreamSeq(player.world.last().0 + 1);
+    let seen = player.world.store.iter().map(|(_, stored)| stored.clone());
+    let seen = seen.filter(|stored| stored.seq > after).collect();
+    let out = player.world.step(Input::Caught(token, seen, beyond));
+    assert!(matches!(out[..], [Output::Reread { .. }]), "{out:?}");
+}
+
+#[test]
+fn a_result_of_another_kind_than_the_one_awaited_is_stale() {
+    let mut player = Player::new();
+    for line in ["create", "hold", "start r1", "conflict"] {
+        player.line(line);
+    }
+    let (token, _) = player.world.read.unwrap();
+    assert_eq!(player.world.step(Input::Appended(token, StreamSeq(99))), []);
+    assert_eq!(player.world.machine.as_ref().unwrap().stale_count(), 1);
+    assert!(player.world.machine.as_ref().unwrap().awaits(token));
+}
+
+#[test]
+fn a_clock_that_goes_back_does_not_take_the_history_with_it() {
+    let mut player = Player::new();
+    for line in ["create", "start r1"] {
+        player.line(line);
+    }
+    let before = player.world.now;
+    player.world.now = Timestamp::from_micros(before.as_micros() - 1_000_000);
+    player.line("r1 started");
+    assert_eq!(player.world.envelopes().last().unwrap().time, before);
 }
