@@ -122,10 +122,7 @@ fn config(options: &NodeOptions, name: NodeId) -> Config {
 }
 
 async fn connected(options: &BusOptions, name: &str) -> Result<SharedBus, Fault> {
-    let unavailable = |error: anyhow::Error| Fault::Unavailable {
-        operation: "connect",
-        detail: format!("{error:#}"),
-    };
+    let unavailable = |error: anyhow::Error| Fault::Unavailable { operation: "connect", detail: format!("{error:#}") };
     bus::connect(options, name).await.map_err(unavailable)
 }
 
@@ -138,8 +135,7 @@ fn drivers(options: &NodeOptions) -> Result<Vec<Arc<dyn Driver>>> {
     let exe = std::env::current_exe().context("failed to find this program's file")?;
     let mut config = process::Config::new(options.state_dir.join("processes"), exe);
     if !options.tree_control.is_empty() {
-        config.tiers =
-            options.tree_control.iter().map(|tier| self::tier(tier)).collect::<Result<_>>()?;
+        config.tiers = options.tree_control.iter().map(|tier| self::tier(tier)).collect::<Result<_>>()?;
     }
     let driver = ProcessDriver::new(config).context("failed to prepare the process harness")?;
     Ok(vec![Arc::new(driver)])
@@ -157,7 +153,7 @@ fn tier(name: &str) -> Result<Tier> {
 /// One life after the other: a node that was fenced leaves and starts as a new
 /// incarnation.
 async fn live(options: NodeOptions, name: NodeId, node: Node, mut inbox: mpsc::Receiver<Order>) {
-    let mut standing = Some(node);
+    let mut standing = Some(Arc::new(node));
     loop {
         let order = match &standing {
             Some(node) => tokio::select! {
@@ -174,7 +170,7 @@ async fn live(options: NodeOptions, name: NodeId, node: Node, mut inbox: mpsc::R
                 order = inbox.recv() => order,
                 started = start_once(&options, name.clone()) => {
                     match started {
-                        Ok(node) => standing = Some(node),
+                        Ok(node) => standing = Some(Arc::new(node)),
                         Err(error) => {
                             tracing::error!("{error:#}");
                             tokio::time::sleep(START_AGAIN_AFTER).await;
@@ -186,10 +182,13 @@ async fn live(options: NodeOptions, name: NodeId, node: Node, mut inbox: mpsc::R
         };
         match (order, &standing) {
             (Some(Order::StopRuns(grace, done)), Some(node)) => {
-                let _ = done.send(node.stop_runs(grace).await);
+                // Beside this loop: a Kill need not wait for the grace.
+                let node = Arc::clone(node);
+                tokio::spawn(async move { done.send(node.stop_runs(grace).await) });
             }
             (Some(Order::KillRuns(done)), Some(node)) => {
-                let _ = done.send(node.kill_runs().await);
+                let node = Arc::clone(node);
+                tokio::spawn(async move { done.send(node.kill_runs().await) });
             }
             (Some(Order::StopRuns(_, done) | Order::KillRuns(done)), None) => {
                 let _ = done.send(0);
@@ -215,8 +214,7 @@ fn node_name(options: &NodeOptions) -> Result<NodeId> {
         (None, None) => made_name(),
     };
     let name: NodeId = name.parse().context("failed to take the node's name")?;
-    fs::write(&path, name.as_str())
-        .with_context(|| format!("failed to write {}", path.display()))?;
+    fs::write(&path, name.as_str()).with_context(|| format!("failed to write {}", path.display()))?;
     Ok(name)
 }
 

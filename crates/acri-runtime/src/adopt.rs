@@ -61,6 +61,12 @@ impl Index {
         }
     }
 
+    /// Whether a run is open, and its agent this node's: its harness is owed
+    /// its logs and its end.
+    pub(crate) fn is_open(&self, node: &NodeId, agent: AgentId, run: RunId) -> bool {
+        self.agents.get(&agent).is_some_and(|entry| entry.node == *node && entry.open == Some(run))
+    }
+
     fn owned(&mut self, agent: AgentId, bytes: &[u8]) {
         // One that cannot be read is the concern of whoever folds it.
         let Ok(envelope) = acri::codec::from_msgpack::<EventEnvelope>(bytes) else { return };

@@ -13,11 +13,11 @@ use crate::{
     supervisor::{self, Supervisor},
 };
 use acri::{
-    AgentId, CommandId, EventId, HarnessType, Incarnation, RunId, StreamSeq, event, limits,
+    AgentId, CommandId, EventId, HarnessType, Incarnation, NodeId, RunId, StreamSeq, event, id::Epoch, limits,
 };
 use acri_bus::port::{EventSelection, Fault, LeaseEntry, Leased, SharedBus, Until};
 use acri_core::appender::Stored;
-use acri_drivers::driver::{Driver, Owner, Session};
+use acri_drivers::driver::{Driver, Held, KillRequest, Owner, Session};
 use futures_util::{StreamExt as _, future::BoxFuture};
 use ractor::{Actor, ActorRef};
 use std::{
@@ -70,7 +70,7 @@ pub enum Error {
     #[error("another node named {node} is alive (incarnation {incarnation}); names must be unique")]
     NameTaken {
         /// The name.
-        node: acri::NodeId,
+        node: NodeId,
         /// The other's incarnation.
         incarnation: Incarnation,
     },
@@ -193,9 +193,11 @@ impl Node {
         let lock = lock_state(&config.state_dir)?;
         let incarnation = Incarnation::from_uuid(Uuid::new_v4());
         let switches = Arc::new(Switches::default());
+        let mut held = Vec::new();
         for driver in &drivers {
-            for held in driver.scan().await {
-                switches.register(held.agent, held.run, held.kill_switch);
+            for found in driver.scan().await {
+                switches.register(found.agent, found.run, Arc::clone(&found.kill_switch));
+                held.push((Arc::clone(driver), found));
             }
         }
         let bus = connect().await.map_err(|source| Error::Bus { operation: "connect", source })?;
@@ -250,11 +252,11 @@ impl Node {
             stop: CancellationToken::new(),
             _lock: lock,
         };
-        node.begin(drivers).await.inspect_err(|_| node.shared.control.end())?;
+        node.begin(drivers, held).await.inspect_err(|_| node.shared.control.end())?;
         Ok(node)
     }
 
-    async fn begin(&mut self, drivers: Vec<Arc<dyn Driver>>) -> Result<(), Error> {
+    async fn begin(&mut self, drivers: Vec<Arc<dyn Driver>>, held: Vec<(Arc<dyn Driver>, Held)>) -> Result<(), Error> {
         for driver in &drivers {
             let parts =
                 supervisor::Parts { shared: Arc::clone(&self.shared), driver: Arc::clone(driver) };
@@ -263,7 +265,13 @@ impl Node {
             })?;
             self.supervisors.insert(driver.harness().clone(), supervisor);
         }
-        let index = Arc::new(Mutex::new(self.adopt_own().await?));
+        let index = self.adopt_own().await?;
+        for (driver, held) in held {
+            if !index.is_open(&self.shared.config.node, held.agent, held.run) {
+                tokio::spawn(reclaim(Arc::clone(&self.shared), driver, held));
+            }
+        }
+        let index = Arc::new(Mutex::new(index));
         for driver in &drivers {
             let Some(supervisor) = self.supervisors.get(driver.harness()).cloned() else {
                 continue;
@@ -367,7 +375,7 @@ impl Node {
 
     /// Leaves: takes no further command and lets the harnesses go on for the
     /// next start of this node.
-    pub async fn leave(self) {
+    pub async fn leave(&self) {
         self.stop.cancel();
         for actor in self.actors().await {
             let _ = actor.cast(agent::Msg::Leave);
@@ -427,8 +435,35 @@ impl Node {
     }
 }
 
+/// Ends what is left of a run that this node no longer owes anything: sealed
+/// before its spool was removed, or given up while this node was away.
+async fn reclaim(shared: Arc<Shared>, driver: Arc<dyn Driver>, held: Held) {
+    // Above every owner's: nobody owns this harness.
+    let owner = Owner { epoch: Epoch(u64::MAX), incarnation: shared.incarnation };
+    let request = KillRequest {
+        command: CommandId::from_uuid(Uuid::now_v7()),
+        principal: format!("node:{}", shared.config.node),
+        reason: "the run was given up while its node was away".to_owned(),
+        owner,
+    };
+    for attempt in 0.. {
+        if !shared.lease.wait().await {
+            return;
+        }
+        match held.kill_switch.kill(request.clone()).await {
+            Ok(()) => break,
+            Err(fault) => {
+                tracing::warn!(agent = %held.agent, run = %held.run, %fault, "what is left of a run cannot be ended");
+                tokio::time::sleep(agent::retry_pause(attempt)).await;
+            }
+        }
+    }
+    driver.forget(held.agent, held.run).await;
+    shared.control.switches.drop_run(held.agent, held.run);
+}
+
 /// The last owner and the harness, as the history tells.
-fn owner_of(history: &[Stored]) -> Option<(acri::NodeId, Incarnation, HarnessType)> {
+fn owner_of(history: &[Stored]) -> Option<(NodeId, Incarnation, HarnessType)> {
     let decode =
         |stored: &Stored| acri::codec::from_msgpack::<acri::EventEnvelope>(&stored.bytes).ok();
     let first = decode(history.first()?)?;

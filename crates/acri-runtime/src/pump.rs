@@ -16,13 +16,17 @@ use acri_drivers::driver::{Chunk, ChunkEnd, Fault, Owner, Session};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use ractor::ActorRef;
-use std::{collections::VecDeque, sync::Arc};
-use tokio::sync::mpsc;
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+use tokio::{sync::mpsc, time::Instant};
 
 /// Bytes of output that are read at once.
 const READ_BYTES_MAX: usize = 512 * 1024;
 /// Attempts to read the spool before the agent is adopted anew.
 const READ_ATTEMPTS_MAX: u32 = 10;
+/// A release costs the holder a file, so frames share one: after this pause, or
+/// as soon as so much of the spool can go.
+const RELEASE_PAUSE: Duration = Duration::from_millis(200);
+const RELEASE_BYTES: u64 = 4 * 1024 * 1024;
 
 /// One run's pump.
 pub(crate) struct Pump {
@@ -48,12 +52,28 @@ enum Answer {
 
 type Asked = BoxFuture<'static, Answer>;
 type Reading = BoxFuture<'static, Result<Chunk, Fault>>;
+type Releasing = BoxFuture<'static, Result<(), Fault>>;
 
 struct Flow {
     asked: Option<Asked>,
     /// Latest release that was not carried out.
     release: Option<(u64, Bytes)>,
+    /// Up to where was released, and when the next one is due.
+    released: u64,
+    release_at: Instant,
     done: bool,
+}
+
+impl Flow {
+    fn new() -> Self {
+        Self { asked: None, release: None, released: 0, release_at: Instant::now(), done: false }
+    }
+
+    fn is_release_worth_it(&self) -> bool {
+        self.release
+            .as_ref()
+            .is_some_and(|(offset, _)| offset.saturating_sub(self.released) >= RELEASE_BYTES)
+    }
 }
 
 impl Pump {
@@ -63,17 +83,15 @@ impl Pump {
         let kept = self.session.resume_token().await.map_err(|fault| fault.to_string())?;
         let kept = kept.and_then(|bytes| acri::codec::from_msgpack::<ResumeToken>(&bytes).ok());
         let (mut writer, outputs) = Writer::new(self.agent, self.run, self.owner.epoch, kept);
-        let mut flow = Flow { asked: None, release: None, done: false };
+        let mut flow = Flow::new();
         let mut reading: Option<Reading> = None;
+        let mut releasing: Option<Releasing> = None;
         let mut chunks: VecDeque<Chunk> = VecDeque::new();
         let mut ended: Option<(u64, bool)> = None;
         self.carry_out(&mut flow, outputs, to)?;
         while !flow.done {
-            if let Some((offset, resume)) = flow.release.take() {
-                // Not answered is not lost: the next release says more.
-                if let Err(fault) = self.session.release(self.owner, offset, resume).await {
-                    tracing::debug!(run = %self.run, %fault, "release is not taken");
-                }
+            if releasing.is_none() && flow.is_release_worth_it() {
+                releasing = self.release(&mut flow);
             }
             self.feed(&mut writer, &mut chunks, &mut ended, &mut flow, to)?;
             if flow.done {
@@ -109,12 +127,36 @@ impl Pump {
                     let outputs = writer.step(Input::Derived(source));
                     self.carry_out(&mut flow, outputs, to)?;
                 }
+                released = next(&mut releasing) => {
+                    releasing = None;
+                    // Not answered is not lost: the next release says more.
+                    if let Err(fault) = released {
+                        tracing::debug!(run = %self.run, %fault, "release is not taken");
+                    }
+                }
+                () = tokio::time::sleep_until(flow.release_at),
+                    if releasing.is_none() && flow.release.is_some() =>
+                {
+                    releasing = self.release(&mut flow);
+                }
             }
         }
-        if let Some((offset, resume)) = flow.release.take() {
-            let _ = self.session.release(self.owner, offset, resume).await;
+        if let Some(releasing) = releasing {
+            let _ = releasing.await;
+        }
+        if let Some(releasing) = self.release(&mut flow) {
+            let _ = releasing.await;
         }
         Ok(())
+    }
+
+    /// Begins the release that waits, if one does.
+    fn release(&self, flow: &mut Flow) -> Option<Releasing> {
+        let (offset, resume) = flow.release.take()?;
+        flow.released = offset;
+        flow.release_at = Instant::now() + RELEASE_PAUSE;
+        let (session, owner) = (Arc::clone(&self.session), self.owner);
+        Some(Box::pin(async move { session.release(owner, offset, resume).await }))
     }
 
     /// Hands what was read to the writer, as far as it wants it.

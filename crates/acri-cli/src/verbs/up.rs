@@ -18,6 +18,9 @@ use std::{
     time::Duration,
 };
 
+/// How long runs have to stop at Ctrl-C.
+const DRAIN_GRACE: Duration = Duration::from_secs(10);
+
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -27,8 +30,8 @@ Examples:
 
 It finds a nats-server (the one in ACRI_NATS_SERVER, one on PATH, else it
 fetches a pinned one), stores below the state directory, and leaves a context
-file by which the other verbs find the bus. Ctrl-C drains, a second one ends at
-once; programs that run outlive both, and the next `acri up` takes them on.
+file by which the other verbs find the bus. Ctrl-C asks what runs to stop, a
+second one kills it; after a crash the next `acri up` takes on what still runs.
 ")]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -67,8 +70,9 @@ pub(crate) struct NodeArgs {
 impl NodeArgs {
     pub(crate) fn state_dir(&self) -> Result<PathBuf> {
         let directory = match &self.state_dir {
-            Some(directory) => std::path::absolute(directory)
-                .with_context(|| format!("failed to find {}", directory.display()))?,
+            Some(directory) => {
+                std::path::absolute(directory).with_context(|| format!("failed to find {}", directory.display()))?
+            }
             None => context::state_dir()?,
         };
         context::private_dir(&directory)?;
@@ -100,14 +104,7 @@ pub(crate) async fn perform(app: &mut App, args: Args) -> Result<()> {
             let starting = start_server(app, store, args.port, args.sync_always).await?;
             let url = starting.url();
             server = Some(starting);
-            BusOptions {
-                nats: url,
-                creds: None,
-                nkey: None,
-                tls_ca: None,
-                tls_cert: None,
-                tls_key: None,
-            }
+            BusOptions { nats: url, creds: None, nkey: None, tls_ca: None, tls_cert: None, tls_key: None }
         }
     };
     let written = bus_options.context();
@@ -118,17 +115,12 @@ pub(crate) async fn perform(app: &mut App, args: Args) -> Result<()> {
     context::write(&context_path, &written)?;
     say_ready(app, server.as_ref(), &context_path)?;
     signals.next().await;
-    app.out.note("acri: draining; Ctrl-C again ends at once")?;
+    app.out.note("acri: stopping what runs; Ctrl-C again kills it")?;
     context::remove(&context_path, &written);
-    drain(&mut signals, node, server).await
+    drain(app, &mut signals, node, server).await
 }
 
-async fn start_server(
-    app: &mut App,
-    store: PathBuf,
-    port: Option<u16>,
-    sync_always: bool,
-) -> Result<Server> {
+async fn start_server(app: &mut App, store: PathBuf, port: Option<u16>, sync_always: bool) -> Result<Server> {
     // The finder tells its progress from within, so it is said afterwards in
     // order, and at once to the log.
     let quiet = app.out.quiet;
@@ -140,8 +132,7 @@ async fn start_server(
         }
     };
     let found = local::find(&Find::from_env(), &told).await;
-    let binary =
-        found.map_err(|error| Failure::new(PRECONDITION, format!("failed to {}", chain(error))))?;
+    let binary = found.map_err(|error| Failure::new(PRECONDITION, format!("failed to {}", chain(error))))?;
     let started = Server::start(ServerOptions { store, binary, sync_always, port }).await;
     Ok(started.map_err(|error| match error {
         local::Error::StoreInUse { .. } => Failure::new(PRECONDITION, format!("failed to {error}"))
@@ -158,9 +149,7 @@ fn say_ready(app: &mut App, server: Option<&Server>, context_path: &Path) -> Res
     if app.out.format == Format::Table {
         let bus = server.map_or_else(
             || "the bus that was named".to_owned(),
-            |server| {
-                format!("nats-server {} (pid {})", server.name(), server.pid().unwrap_or_default())
-            },
+            |server| format!("nats-server {} (pid {})", server.name(), server.pid().unwrap_or_default()),
         );
         app.out.note(format_args!(
             "acri is up: a node on {bus}\n\
@@ -177,20 +166,25 @@ fn say_ready(app: &mut App, server: Option<&Server>, context_path: &Path) -> Res
     app.out.flush()
 }
 
-/// Drains node and bus; another signal ends both at once.
-async fn drain(signals: &mut Signals, node: RunningNode, server: Option<Server>) -> Result<()> {
-    let orderly = async {
-        node.drain().await;
-        match server {
-            Some(mut server) => {
-                server.stop().await.map_err(|error| anyhow::anyhow!("failed to {}", chain(error)))
+/// The first signal asks every run to stop, a second one kills them, a third
+/// one leaves everything as it is.
+async fn drain(app: &mut App, signals: &mut Signals, node: RunningNode, server: Option<Server>) -> Result<()> {
+    let left = tokio::select! {
+        left = node.stop_runs(DRAIN_GRACE) => left,
+        _ = signals.next() => {
+            app.out.note("acri: killing what still runs")?;
+            tokio::select! {
+                left = node.kill_runs() => left,
+                signal = signals.next() => return Err(Silent(128 + signal.number()).into()),
             }
-            None => Ok(()),
         }
     };
-    tokio::select! {
-        outcome = orderly => outcome,
-        // What is dropped here ends at once, the server too.
-        signal = signals.next() => Err(Silent(128 + signal.number()).into()),
+    if left > 0 {
+        app.out.warn(format_args!("acri: {left} runs have not ended; the next `acri up` takes them on"))?;
+    }
+    node.drain().await;
+    match server {
+        Some(mut server) => server.stop().await.map_err(|error| anyhow::anyhow!("failed to {}", chain(error))),
+        None => Ok(()),
     }
 }
