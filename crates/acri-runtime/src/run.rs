@@ -271,7 +271,7 @@ impl State {
                     killed: exit.killed.map(|kill| (kill.command, kill.principal, kill.reason)),
                     orphaned: exit.orphaned,
                 },
-                Err(fault) => Report::Lost(FailReason::HarnessLost, fault.to_string()),
+                Err(fault) => Report::Lost(session.lost_reason(), fault.to_string()),
             };
             let _ = to.cast(agent::Msg::Input(Input::Report(run, report)));
         });
