@@ -18,6 +18,10 @@ use std::time::Duration;
 /// log there is, if it had begun.
 pub const LOST_LOG_WAIT: Duration = Duration::from_secs(10);
 
+/// A run whose node was lost stays open for this long after its end: its node
+/// may come back, with its output.
+pub const NODE_LOST_LOG_WAIT: Duration = Duration::from_secs(24 * 3600);
+
 /// A Kill that the harness's holder recorded: command, principal, reason.
 pub type KillRecord = (CommandId, String, String);
 
@@ -265,11 +269,23 @@ fn seal(run: &Run, seen: &Seen, now: Timestamp) -> Option<RunLogsSealed> {
         return Some(logs.clone());
     }
     let empty = |gap| RunLogsSealed { count: LogSeq(0), chain: Sha256Digest::default(), gap };
+    if let Some(until) = node_lost_until(run, seen) {
+        return (seen.gone() && now >= until).then(|| empty(true));
+    }
     if seen.not_started.is_some() || seen.never_started {
         return Some(empty(run.started));
     }
     let (.., lost_at) = seen.lost.as_ref()?;
     (!seen.pumped || now >= lost_at.plus(LOST_LOG_WAIT)).then(|| empty(true))
+}
+
+/// Until when a lost node is waited for; `None` if it was not, or is back.
+fn node_lost_until(run: &Run, seen: &Seen) -> Option<Timestamp> {
+    if seen.session {
+        return None;
+    }
+    let end = run.end.as_ref().filter(|end| end.failure == Some(FailReason::NodeLost))?;
+    Some(end.at.plus(NODE_LOST_LOG_WAIT))
 }
 
 fn wants(run: &Run, seen: &Seen, now: Timestamp) -> Vec<Want> {
@@ -350,6 +366,7 @@ fn wake(run: &Run, seen: &Seen, now: Timestamp) -> Option<Timestamp> {
     if let Some((.., lost_at)) = seen.lost.as_ref().filter(|_| seen.pumped) {
         times.push(Some(lost_at.plus(LOST_LOG_WAIT)));
     }
+    times.push(node_lost_until(run, seen));
     times.into_iter().flatten().filter(|time| *time > now).min()
 }
 

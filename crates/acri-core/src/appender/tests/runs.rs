@@ -370,13 +370,16 @@ fn a_report_of_a_sealed_run_is_stale() {
 
 #[test]
 fn the_same_source_twice_is_one_event() {
-    check("agent\nstart r1\nr1 started\nr1 ask out 5\nr1 ask out 5\nr1 ask err 5", expect![[r#"
+    check(
+        "agent\nstart r1\nr1 started\nr1 ask out 5\nr1 ask out 5\nr1 ask err 5",
+        expect![[r#"
         start r1 -> run.accepted(""); [2] started; SPAWN; wake 60000ms
         r1 started -> run.started; PUMP
         r1 ask out 5 -> escalation.raised(why?); derived 5
         r1 ask out 5 -> derived 5
         r1 ask err 5 -> escalation.raised(why?); derived 5
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]

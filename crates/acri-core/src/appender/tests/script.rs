@@ -5,7 +5,7 @@
 //! create | start r1 [task] | stop s1 r1 500ms [keep] | kill k1 r1 | remove x | status [r1]
 //! +500ms                         time passes, then a tick
 //! r1 started | notstarted | neverstarted | exit 0 | exit sig 9 | exit 0 killed k9 | exit orphaned | exit ?
-//! r1 lost | stopdelivered | ask out 5 | wait out 6 | resume out 7 | logs 3 [gap]
+//! r1 lost [node] | stopdelivered | ask out 5 | wait out 6 | resume out 7 | logs 3 [gap]
 //! hold, go                       the bus stops answering by itself; goes on
 //! ack, lose, drop, dup, conflict, refuse, read, readfail     how the bus answers, once
 //! crash, adopt, adopt lost, claimed, late r1, rollback, done, stale
@@ -214,6 +214,7 @@ impl Player {
             }
             ["neverstarted"] => Report::NeverStarted,
             ["exit", rest @ ..] => self.exit(rest),
+            ["lost", "node"] => Report::Lost(FailReason::NodeLost, "it was silent".to_owned()),
             ["lost"] => Report::Lost(FailReason::HarnessLost, "its holder is gone".to_owned()),
             ["stopdelivered"] => Report::StopDelivered,
             ["ask", stream, offset] => derived(
