@@ -38,9 +38,7 @@ impl App {
     fn limits(&self) -> Limits {
         let limits = Limits::default();
         match self.global.timeout {
-            Some(timeout) => {
-                Limits { command_deadline: timeout, create_deadline: timeout, ..limits }
-            }
+            Some(timeout) => Limits { command_deadline: timeout, create_deadline: timeout, ..limits },
             None => limits,
         }
     }
@@ -51,10 +49,7 @@ impl App {
 }
 
 fn user() -> String {
-    ["USER", "LOGNAME"]
-        .iter()
-        .find_map(|name| env::var(name).ok())
-        .unwrap_or_else(|| "unknown".to_owned())
+    ["USER", "LOGNAME"].iter().find_map(|name| env::var(name).ok()).unwrap_or_else(|| "unknown".to_owned())
 }
 
 /// The machine's name, as the kernel has it.

@@ -127,11 +127,7 @@ mod tests {
         for verb in Cli::command().get_subcommands() {
             let help = verb.get_after_help().map(ToString::to_string).unwrap_or_default();
             let call = format!("  acri {}", verb.get_name());
-            assert!(
-                help.starts_with("Example") && help.contains(&call),
-                "{}: {help:?}",
-                verb.get_name()
-            );
+            assert!(help.starts_with("Example") && help.contains(&call), "{}: {help:?}", verb.get_name());
         }
         assert!(Cli::command().get_after_help().is_some());
     }
@@ -139,32 +135,17 @@ mod tests {
     #[test]
     fn every_example_parses() {
         let command = Cli::command();
-        let helps = command
-            .get_subcommands()
-            .chain([&command])
-            .filter_map(|verb| Some(verb.get_after_help()?.to_string()));
+        let helps =
+            command.get_subcommands().chain([&command]).filter_map(|verb| Some(verb.get_after_help()?.to_string()));
         let mut seen = 0;
         for line in helps.flat_map(|help| help.lines().map(str::to_owned).collect::<Vec<_>>()) {
             let Some(example) = line.strip_prefix("  acri ") else { continue };
             // The explanation stands behind two blanks; pipes end the example.
-            let example = example
-                .split("  ")
-                .next()
-                .unwrap_or(example)
-                .split(" | ")
-                .next()
-                .unwrap_or(example);
-            let example = example
-                .split(" > ")
-                .next()
-                .unwrap_or(example)
-                .split(" && ")
-                .next()
-                .unwrap_or(example);
+            let example = example.split("  ").next().unwrap_or(example).split(" | ").next().unwrap_or(example);
+            let example = example.split(" > ").next().unwrap_or(example).split(" && ").next().unwrap_or(example);
             let inner = example.split_once("$(").map(|(before, _)| format!("{before}3fa8"));
             let words = words(inner.as_deref().unwrap_or(example));
-            if let Err(error) = Cli::try_parse_from(std::iter::once("acri".to_owned()).chain(words))
-            {
+            if let Err(error) = Cli::try_parse_from(std::iter::once("acri".to_owned()).chain(words)) {
                 panic!("acri {example}\n{error}");
             }
             seen += 1;
@@ -188,8 +169,7 @@ mod tests {
 
     #[test]
     fn what_follows_two_dashes_is_the_programs_own() {
-        let cli = Cli::try_parse_from(["acri", "run", "--rm", "--", "ls", "-l", "--output", "x"])
-            .unwrap();
+        let cli = Cli::try_parse_from(["acri", "run", "--rm", "--", "ls", "-l", "--output", "x"]).unwrap();
         let Verb::Run(run) = cli.verb else { panic!("{:?}", cli.verb) };
         assert_eq!(run.command, ["ls", "-l", "--output", "x"]);
         assert_eq!(cli.global.output, Format::Table);

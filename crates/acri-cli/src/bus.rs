@@ -116,15 +116,11 @@ fn explained(error: nats::Error) -> anyhow::Error {
         nats::Error::Connect { .. } => {
             (UNAVAILABLE, "is it up? start one with `acri up`, or name another with --nats URL")
         }
-        nats::Error::TooOld { .. } => {
-            (PRECONDITION, "upgrade the server, or let `acri up` start one")
-        }
+        nats::Error::TooOld { .. } => (PRECONDITION, "upgrade the server, or let `acri up` start one"),
         nats::Error::Server { .. } | nats::Error::Config { .. } => {
             (PRECONDITION, "`acri doctor` compares all of it with what is needed")
         }
-        nats::Error::Missing { .. } => {
-            (PRECONDITION, "the first node makes it: `acri node --nats URL`")
-        }
+        nats::Error::Missing { .. } => (PRECONDITION, "the first node makes it: `acri node --nats URL`"),
         nats::Error::Fault(_) => (UNAVAILABLE, "try again; `acri doctor` looks closer"),
     };
     let causes: Vec<_> = anyhow::Error::from(error).chain().map(ToString::to_string).collect();
@@ -150,9 +146,7 @@ mod tests {
         let path = path.to_str().unwrap();
         let from_nowhere = BusOptions::of(&global(&["--context", path])).unwrap_err();
         assert_eq!(crate::failure::status_of(&from_nowhere), UNAVAILABLE);
-        let named =
-            BusOptions::of(&global(&["--nats", "nats://a:1,nats://b:2", "--context", path]))
-                .unwrap();
+        let named = BusOptions::of(&global(&["--nats", "nats://a:1,nats://b:2", "--context", path])).unwrap();
         assert_eq!(named.nats_options("x", false).urls, ["nats://a:1", "nats://b:2"]);
         let written = BusOptions { creds: Some("/c".into()), nkey: Some("/n".into()), ..named };
         context::write(Path::new(path), &written.context()).unwrap();

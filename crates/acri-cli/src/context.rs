@@ -37,17 +37,10 @@ pub(crate) struct ContextFile {
 
 /// `$XDG_STATE_HOME/acri`, or `~/.local/state/acri`.
 pub(crate) fn state_dir() -> Result<PathBuf> {
-    let home = || {
-        env::var_os("HOME")
-            .filter(|home| !home.is_empty())
-            .map(|home| PathBuf::from(home).join(".local/state"))
-    };
-    let base = env::var_os("XDG_STATE_HOME")
-        .map(PathBuf::from)
-        .filter(|path| path.is_absolute())
-        .or_else(home);
-    let base =
-        base.context("failed to find a state directory: neither XDG_STATE_HOME nor HOME is set")?;
+    let home =
+        || env::var_os("HOME").filter(|home| !home.is_empty()).map(|home| PathBuf::from(home).join(".local/state"));
+    let base = env::var_os("XDG_STATE_HOME").map(PathBuf::from).filter(|path| path.is_absolute()).or_else(home);
+    let base = base.context("failed to find a state directory: neither XDG_STATE_HOME nor HOME is set")?;
     Ok(base.join("acri"))
 }
 
@@ -77,8 +70,7 @@ pub(crate) fn read(path: &Path) -> Result<Option<ContextFile>> {
             return Err(error).with_context(|| format!("failed to read {}", path.display()));
         }
     };
-    let context = serde_json::from_str(&text)
-        .with_context(|| format!("failed to understand {}", path.display()))?;
+    let context = serde_json::from_str(&text).with_context(|| format!("failed to understand {}", path.display()))?;
     Ok(Some(context))
 }
 
@@ -90,12 +82,7 @@ pub(crate) fn write(path: &Path, context: &ContextFile) -> Result<()> {
     let text = serde_json::to_string_pretty(context).context("failed to write the context")?;
     let staged = path.with_extension(format!("new-{}", std::process::id()));
     let write = || -> std::io::Result<()> {
-        let mut file = fs::OpenOptions::new()
-            .create(true)
-            .write(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&staged)?;
+        let mut file = fs::OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(&staged)?;
         writeln!(file, "{text}")?;
         fs::rename(&staged, path)
     };

@@ -3,8 +3,11 @@
 //!
 //! ```text
 //! {"seq":17,"time":"2026-…","subject":"…","stored":"<base64>"}
+//! {"note":"…"}
 //! {"end":{"events":1,"sha256":"…"}}
 //! ```
+//! Notes are for people: a simulation says there which fault it injected.
+//!
 //! The events carry their own proof (the chain); the sum finds what no chain
 //! can: a change of the last event, of a position, or a cut.
 
@@ -31,6 +34,12 @@ struct Line {
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+struct Note {
+    note: String,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Last {
     end: End,
 }
@@ -52,14 +61,8 @@ pub(crate) struct Writer {
 
 impl Writer {
     pub(crate) fn create(path: &Path) -> Result<Self> {
-        let file = fs::File::create(path)
-            .with_context(|| format!("failed to create {}", path.display()))?;
-        Ok(Self {
-            file: BufWriter::new(file),
-            path: path.to_owned(),
-            events: 0,
-            sum: Sha256Digest::default(),
-        })
+        let file = fs::File::create(path).with_context(|| format!("failed to create {}", path.display()))?;
+        Ok(Self { file: BufWriter::new(file), path: path.to_owned(), events: 0, sum: Sha256Digest::default() })
     }
 
     pub(crate) fn event(&mut self, subject: &Subject, stored: &Stored) -> Result<()> {
@@ -76,8 +79,7 @@ impl Writer {
     }
 
     fn line(&mut self, text: &str) -> Result<()> {
-        writeln!(self.file, "{text}")
-            .with_context(|| format!("failed to write {}", self.path.display()))
+        writeln!(self.file, "{text}").with_context(|| format!("failed to write {}", self.path.display()))
     }
 
     pub(crate) fn finish(mut self) -> Result<()> {
@@ -93,14 +95,15 @@ impl Writer {
 pub(crate) struct Copy {
     /// Its events, as far as they can be read.
     pub(crate) events: Vec<(Subject, Stored)>,
+    /// Notes, each with the number of events before it.
+    pub(crate) notes: Vec<(usize, String)>,
     /// What is wrong with the file itself.
     pub(crate) damage: Vec<String>,
 }
 
 pub(crate) fn read(path: &Path) -> Result<Copy> {
-    let bytes = fs::read(path).map_err(|error| {
-        Failure::new(NOT_FOUND, format!("failed to read {}: {error}", path.display()))
-    })?;
+    let bytes = fs::read(path)
+        .map_err(|error| Failure::new(NOT_FOUND, format!("failed to read {}: {error}", path.display())))?;
     Ok(parse(&bytes))
 }
 
@@ -124,8 +127,14 @@ fn parse(bytes: &[u8]) -> Copy {
             end = Some(last.end);
             continue;
         }
-        events += 1;
         sum = sum.chained(line);
+        if let Ok(note) = serde_json::from_slice::<Note>(line)
+            && is_as_written(&note, line)
+        {
+            copy.notes.push((copy.events.len(), note.note));
+            continue;
+        }
+        events += 1;
         match event(line) {
             Ok(event) => copy.events.push(event),
             Err(problem) => copy.damage.push(format!("line {number}: {problem}")),
@@ -150,14 +159,12 @@ fn is_as_written<T: Serialize>(value: &T, line: &[u8]) -> bool {
 }
 
 fn event(text: &[u8]) -> Result<(Subject, Stored), String> {
-    let line: Line =
-        serde_json::from_slice(text).map_err(|error| format!("is no stored event: {error}"))?;
+    let line: Line = serde_json::from_slice(text).map_err(|error| format!("is no stored event: {error}"))?;
     if !is_as_written(&line, text) {
         return Err("is not written as it was saved".to_owned());
     }
     let subject = line.subject.parse().map_err(|error: acri::subject::Error| error.to_string())?;
-    let bytes =
-        STANDARD.decode(&line.stored).map_err(|error| format!("its stored bytes: {error}"))?;
+    let bytes = STANDARD.decode(&line.stored).map_err(|error| format!("its stored bytes: {error}"))?;
     Ok((subject, Stored { seq: line.seq, time: line.time, bytes }))
 }
 
@@ -172,11 +179,7 @@ mod tests {
         let agent: acri::AgentId = "aaaa1111-0000-8000-8000-000000000001".parse().unwrap();
         for seq in 1..=3 {
             let subject = Subject::Event(agent, None, "agent.assigned".into());
-            let stored = Stored {
-                seq: StreamSeq(seq),
-                time: Timestamp::from_micros(1),
-                bytes: vec![1, 2, 255],
-            };
+            let stored = Stored { seq: StreamSeq(seq), time: Timestamp::from_micros(1), bytes: vec![1, 2, 255] };
             writer.event(&subject, &stored).unwrap();
         }
         writer.finish().unwrap();
@@ -189,6 +192,16 @@ mod tests {
         assert_eq!(read.damage, Vec::<String>::new());
         assert_eq!(read.events.len(), 3);
         assert_eq!(read.events[2].1.bytes, [1, 2, 255]);
+    }
+
+    #[test]
+    fn notes_keep_their_place_among_the_events() {
+        let mut lines: Vec<_> = copy().split(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect();
+        lines.insert(1, br#"{"note":"the node crashed"}"#.to_vec());
+        let read = parse(&lines.join(&b'\n'));
+        assert_eq!(read.notes, [(1, "the node crashed".to_owned())]);
+        assert_eq!(read.events.len(), 3);
+        assert_eq!(read.damage.len(), 1, "the sum is over the notes too");
     }
 
     #[test]

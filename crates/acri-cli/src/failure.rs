@@ -77,27 +77,19 @@ pub(crate) fn status_of_code(code: ErrorCode) -> u8 {
 /// What to do next, per code.
 pub(crate) fn advice(code: ErrorCode) -> &'static str {
     match code {
-        ErrorCode::Malformed => {
-            "client and node speak different versions: compare `acri --version` on both"
-        }
+        ErrorCode::Malformed => "client and node speak different versions: compare `acri --version` on both",
         ErrorCode::InvalidArgument => "correct the field and ask again",
         ErrorCode::Unsupported => "`acri caps` tells what the harness can do",
         ErrorCode::NotFound => "`acri ps -a` lists agents and their runs",
         ErrorCode::FailedPrecondition => "`acri status` tells the state that stands in the way",
-        ErrorCode::Expired => {
-            "give the command again, under a new id; check the clock with `acri doctor`"
-        }
+        ErrorCode::Expired => "give the command again, under a new id; check the clock with `acri doctor`",
         ErrorCode::ResourceExhausted => {
             "a limit is reached: `acri doctor` and `acri nodes` tell which; try again later"
         }
-        ErrorCode::Unavailable => {
-            "is a node up? `acri nodes` lists them, `acri up` starts one here"
-        }
+        ErrorCode::Unavailable => "is a node up? `acri nodes` lists them, `acri up` starts one here",
         ErrorCode::Internal => "a fault of ours: the node's log tells more; please report it",
         ErrorCode::TooLarge => "put large content into a file in the working directory",
-        ErrorCode::UnknownVerb => {
-            "client and node speak different versions: compare `acri --version` on both"
-        }
+        ErrorCode::UnknownVerb => "client and node speak different versions: compare `acri --version` on both",
         ErrorCode::IdReused => "use a new command id",
     }
 }
@@ -144,10 +136,18 @@ pub(crate) fn text_of(error: &anyhow::Error) -> Option<String> {
     match body_of(error) {
         Some(body) => {
             text.push_str(&format!("{body}"));
-            if let Some(field) = &body.field {
+            if let Some(field) = &body.field
+                && !body.message.contains(field)
+            {
                 text.push_str(&format!(" (field `{field}`)"));
             }
-            text.push_str(&format!("\n      {}", advice(body.code)));
+            let advice = match &body.field {
+                Some(_) if body.code == ErrorCode::FailedPrecondition => {
+                    "correct the field, or what it names on the node, and ask again"
+                }
+                _ => advice(body.code),
+            };
+            text.push_str(&format!("\n      {advice}"));
             text.push_str(&format!("\n      see docs/errors/ACRI-{:04}.md", body.code.number()));
         }
         None => {
@@ -155,11 +155,7 @@ pub(crate) fn text_of(error: &anyhow::Error) -> Option<String> {
             text.push_str(&causes.join(": "));
         }
     }
-    if let Some(hint) = error
-        .chain()
-        .find_map(|cause| cause.downcast_ref::<Failure>())
-        .and_then(|f| f.hint.as_ref())
-    {
+    if let Some(hint) = error.chain().find_map(|cause| cause.downcast_ref::<Failure>()).and_then(|f| f.hint.as_ref()) {
         text.push_str(&format!("\n      {hint}"));
     }
     Some(text)
@@ -180,15 +176,11 @@ mod tests {
 
     #[test]
     fn an_answer_is_told_with_its_code_its_advice_and_its_page() {
-        let error =
-            anyhow::Error::from(ErrorBody::new(ErrorCode::NotFound, "no agent begins with \"ab\""))
-                .context("failed to stop");
+        let error = anyhow::Error::from(ErrorBody::new(ErrorCode::NotFound, "no agent begins with \"ab\""))
+            .context("failed to stop");
         assert_eq!(status_of(&error), NOT_FOUND);
         let text = text_of(&error).unwrap();
-        assert!(
-            text.starts_with("acri: ACRI-0004 not_found: no agent begins with \"ab\"\n"),
-            "{text}"
-        );
+        assert!(text.starts_with("acri: ACRI-0004 not_found: no agent begins with \"ab\"\n"), "{text}");
         assert!(text.contains("acri ps -a") && text.contains("docs/errors/ACRI-0004.md"), "{text}");
     }
 

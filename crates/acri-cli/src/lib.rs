@@ -25,6 +25,10 @@ use clap::Parser as _;
 use std::{ffi::OsString, process::ExitCode};
 use tracing_subscriber::EnvFilter;
 
+/// Threads for what blocks: a burst of a thousand starts would otherwise take
+/// tokio's 512.
+const BLOCKING_THREADS_MAX: usize = 64;
+
 /// The whole program: parses the arguments, performs the verb, and returns its
 /// exit status.
 #[must_use]
@@ -47,17 +51,16 @@ pub fn main() -> ExitCode {
     let filter = EnvFilter::try_from_env("ACRI_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let mut app = app::App::new(cli.global);
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .max_blocking_threads(BLOCKING_THREADS_MAX)
+        .enable_all()
+        .build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            return failure::end(
-                &anyhow::Error::from(error).context("failed to start"),
-                &mut app.out,
-            );
+            return failure::end(&anyhow::Error::from(error).context("failed to start"), &mut app.out);
         }
     };
-    let outcome =
-        runtime.block_on(verbs::perform(&mut app, cli.verb)).and_then(|()| app.out.flush());
+    let outcome = runtime.block_on(verbs::perform(&mut app, cli.verb)).and_then(|()| app.out.flush());
     // Whatever still waits (a signal, a reader) is not waited for.
     runtime.shutdown_background();
     match outcome {

@@ -100,13 +100,8 @@ impl Out {
             lines.push_str(&cells.join("\t"));
         }
         lines.push('\n');
-        columns
-            .write_all(lines.as_bytes())
-            .and_then(|()| columns.flush())
-            .context("failed to lay out the table")?;
-        let table = columns
-            .into_inner()
-            .map_err(|error| anyhow::anyhow!("failed to lay out the table: {error}"))?;
+        columns.write_all(lines.as_bytes()).and_then(|()| columns.flush()).context("failed to lay out the table")?;
+        let table = columns.into_inner().map_err(|error| anyhow::anyhow!("failed to lay out the table: {error}"))?;
         for line in table.split_inclusive(|byte| *byte == b'\n') {
             self.bytes(line.trim_ascii_end())?;
             self.bytes(b"\n")?;
@@ -136,6 +131,13 @@ impl Out {
         }
         let text = serde_json::to_string(value).context("failed to write JSON")?;
         self.line(text)
+    }
+}
+
+impl Out {
+    /// A line for people, or an item for programs.
+    pub(crate) fn line_or_item(&mut self, line: impl std::fmt::Display, item: impl FnOnce() -> Value) -> Result<()> {
+        if self.format == Format::Table { self.line(line) } else { self.item(&item()) }
     }
 }
 
@@ -184,18 +186,13 @@ pub(crate) mod tests {
 
     pub(crate) fn sinks(format: Format) -> (Out, Sink, Sink) {
         let (stdout, stderr) = (Sink::default(), Sink::default());
-        (
-            Out::new(format, false, Box::new(stdout.clone()), Box::new(stderr.clone())),
-            stdout,
-            stderr,
-        )
+        (Out::new(format, false, Box::new(stdout.clone()), Box::new(stderr.clone())), stdout, stderr)
     }
 
     #[test]
     fn a_table_has_columns_without_trailing_blanks_and_without_foreign_control_characters() {
         let (mut out, stdout, _) = sinks(Format::Table);
-        out.table(&["ID", "NAME", "STATE"], &[vec!["1".into(), "a\x1b[2J\tb".into(), "ok".into()]])
-            .unwrap();
+        out.table(&["ID", "NAME", "STATE"], &[vec!["1".into(), "a\x1b[2J\tb".into(), "ok".into()]]).unwrap();
         out.flush().unwrap();
         assert_eq!(stdout.text(), "ID  NAME     STATE\n1   a [2J b  ok\n");
     }

@@ -17,10 +17,8 @@ pub(crate) fn moment(text: &str) -> Result<Timestamp, String> {
     if let Ok(time) = text.parse::<Timestamp>() {
         return Ok(time);
     }
-    let ago = humantime::parse_duration(text).map_err(|_| {
-        "neither an RFC 3339 time such as 2026-11-30T12:00:00Z nor a time ago such as 10m"
-            .to_owned()
-    })?;
+    let ago = humantime::parse_duration(text)
+        .map_err(|_| "neither an RFC 3339 time such as 2026-11-30T12:00:00Z nor a time ago such as 10m".to_owned())?;
     let time = SystemTime::now().checked_sub(ago).ok_or("before the beginning of time")?;
     let elapsed = time.duration_since(SystemTime::UNIX_EPOCH).map_err(|_| "before 1970")?;
     Ok(Timestamp::from_micros(i64::try_from(elapsed.as_micros()).map_err(|_| "too far away")?))
@@ -106,13 +104,7 @@ mod tests {
 
     #[test]
     fn logs_begin_at_a_word_a_cursor_a_time_or_a_time_ago() {
-        let cursor = Cursor {
-            stream: 1,
-            frame: StreamSeq(2),
-            index: 3,
-            sequence: acri::id::LogSeq(4),
-            hash: [5; 8],
-        };
+        let cursor = Cursor { stream: 1, frame: StreamSeq(2), index: 3, sequence: acri::id::LogSeq(4), hash: [5; 8] };
         assert_eq!(log_since("start"), Ok(Since::Start));
         assert_eq!(log_since(&cursor.to_string()), Ok(Since::Cursor(cursor)));
         let time = "2026-11-30T12:00:00Z".parse().unwrap();

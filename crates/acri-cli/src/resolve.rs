@@ -66,9 +66,7 @@ impl Candidate {
     fn of(agent: &Agent) -> Self {
         let mut runs: Vec<_> = agent.runs().values().map(|run| (run.id, run.accepted_at)).collect();
         // The last run is last, even where two were accepted at one time.
-        runs.sort_by_key(|(id, accepted)| {
-            (*accepted, agent.last_run().is_some_and(|last| last.id == *id))
-        });
+        runs.sort_by_key(|(id, accepted)| (*accepted, agent.last_run().is_some_and(|last| last.id == *id)));
         Self {
             agent: agent.id(),
             name: agent.spec().labels.get(NAME_LABEL).cloned(),
@@ -154,16 +152,13 @@ fn newest_agent(candidates: &[Candidate]) -> Result<&Candidate> {
 }
 
 fn newest(candidates: &[Candidate]) -> Result<Target> {
-    newest_run(candidates)
-        .or_else(|_| Ok(Target { agent: newest_agent(candidates)?.agent, run: None }))
+    newest_run(candidates).or_else(|_| Ok(Target { agent: newest_agent(candidates)?.agent, run: None }))
 }
 
 fn newest_run(candidates: &[Candidate]) -> Result<Target> {
     candidates
         .iter()
-        .flat_map(|candidate| {
-            candidate.runs.iter().map(move |(run, accepted)| (*accepted, candidate.agent, *run))
-        })
+        .flat_map(|candidate| candidate.runs.iter().map(move |(run, accepted)| (*accepted, candidate.agent, *run)))
         .max_by_key(|(accepted, ..)| *accepted)
         .map(|(_, agent, run)| Target { agent, run: Some(run) })
         .ok_or_else(|| not_found("there is no run yet".to_owned()))
@@ -193,19 +188,14 @@ fn search(candidates: &[Candidate], text: &str) -> Result<Target> {
         None => (prefix.as_str(), None),
     };
     let name = text.split_once('/').map_or(text, |(name, _)| name);
-    let named: Vec<_> = candidates
-        .iter()
-        .filter(|candidate| !candidate.removed && candidate.name.as_deref() == Some(name))
-        .collect();
+    let named: Vec<_> =
+        candidates.iter().filter(|candidate| !candidate.removed && candidate.name.as_deref() == Some(name)).collect();
     let is_meant = |candidate: &&Candidate| begins(candidate.agent, agent_prefix);
-    let agents: Vec<_> =
-        if named.is_empty() { candidates.iter().filter(is_meant).collect() } else { named };
+    let agents: Vec<_> = if named.is_empty() { candidates.iter().filter(is_meant).collect() } else { named };
     let found: BTreeSet<Target> = match run_prefix {
         Some(run_prefix) => agents
             .iter()
-            .flat_map(|candidate| {
-                candidate.runs.iter().map(move |(run, _)| (candidate.agent, *run))
-            })
+            .flat_map(|candidate| candidate.runs.iter().map(move |(run, _)| (candidate.agent, *run)))
             .filter(|(_, run)| begins(run, run_prefix))
             .map(|(agent, run)| Target { agent, run: Some(run) })
             .collect(),
@@ -263,23 +253,13 @@ mod tests {
                 created: at(1),
                 runs: vec![(R1.parse().unwrap(), at(2)), (R2.parse().unwrap(), at(5))],
             },
-            Candidate {
-                agent: B.parse().unwrap(),
-                name: None,
-                removed: false,
-                created: at(3),
-                runs: vec![],
-            },
+            Candidate { agent: B.parse().unwrap(), name: None, removed: false, created: at(3), runs: vec![] },
         ]
     }
 
     fn found(text: &str) -> String {
         match search(&world(), text) {
-            Ok(target) => format!(
-                "{}/{}",
-                target.agent,
-                target.run.map(|run| run.to_string()).unwrap_or_default()
-            ),
+            Ok(target) => format!("{}/{}", target.agent, target.run.map(|run| run.to_string()).unwrap_or_default()),
             Err(error) => format!("error {}", crate::failure::status_of(&error)),
         }
     }

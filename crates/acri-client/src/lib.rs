@@ -25,7 +25,7 @@ mod tests;
 mod time;
 
 pub use acri_bus::port::{EventSelection, SharedBus};
-pub use acri_core::agent::Agent;
+pub use acri_core::agent::{Agent, Run};
 pub use error::Error;
 pub use events::{EventItem, EventTypes, EventsSince, StoredEvent};
 pub use history::Overview;

@@ -61,8 +61,7 @@ fn read(path: &PathBuf) -> Result<AgentSpec> {
         std::io::stdin().read_to_string(&mut text).context("failed to read the spec from stdin")?;
         text
     } else {
-        fs::read_to_string(path)
-            .map_err(|error| Failure::new(NOT_FOUND, format!("failed to read {shown}: {error}")))?
+        fs::read_to_string(path).map_err(|error| Failure::new(NOT_FOUND, format!("failed to read {shown}: {error}")))?
     };
     // JSON is YAML too.
     serde_saphyr::from_str(&text)
@@ -77,11 +76,7 @@ mod tests {
     fn a_spec_is_read_from_json_and_from_yaml_and_an_unknown_field_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("spec");
-        fs::write(
-            &path,
-            r#"{"harness": "process", "command": ["echo", "1"], "labels": {"a": "b"}}"#,
-        )
-        .unwrap();
+        fs::write(&path, r#"{"harness": "process", "command": ["echo", "1"], "labels": {"a": "b"}}"#).unwrap();
         let json = read(&path).unwrap();
         fs::write(&path, "harness: process\ncommand: [echo, \"1\"]\nlabels:\n  a: b\n").unwrap();
         assert_eq!(read(&path).unwrap(), json);

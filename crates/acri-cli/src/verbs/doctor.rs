@@ -80,11 +80,7 @@ async fn examine_bus(findings: &mut Findings, options: &BusOptions) {
         Ok(bus) => bus,
         Err(error) => return findings.add("bus", Verdict::Fails, format!("{error:#}")),
     };
-    findings.add(
-        "bus",
-        Verdict::Ok,
-        format!("{} answers; streams and buckets are as needed", bus.server_name()),
-    );
+    findings.add("bus", Verdict::Ok, format!("{} answers; streams and buckets are as needed", bus.server_name()));
     examine_streams(findings, &bus).await;
     match bus.clock_offset_micros().await {
         Ok(offset) => {
@@ -96,14 +92,9 @@ async fn examine_bus(findings: &mut Findings, options: &BusOptions) {
     }
     match bus.leases().await {
         Ok(leases) => {
-            let live =
-                leases.iter().filter(|(_, entry)| matches!(entry, LeaseEntry::Live { .. })).count();
+            let live = leases.iter().filter(|(_, entry)| matches!(entry, LeaseEntry::Live { .. })).count();
             let verdict = if live == 0 { Verdict::Warning } else { Verdict::Ok };
-            findings.add(
-                "nodes",
-                verdict,
-                format!("{live} live, {} expired or fenced", leases.len() - live),
-            );
+            findings.add("nodes", verdict, format!("{live} live, {} expired or fenced", leases.len() - live));
         }
         Err(fault) => findings.add("nodes", Verdict::Fails, fault.to_string()),
     }
@@ -113,8 +104,7 @@ async fn examine_streams(findings: &mut Findings, bus: &impl Bus) {
     for (what, facts) in [("events", bus.event_facts().await), ("logs", bus.log_facts().await)] {
         match facts {
             Ok(facts) => {
-                let detail =
-                    format!("stream of {}, holds {} to {}", facts.created, facts.first, facts.last);
+                let detail = format!("stream of {}, holds {} to {}", facts.created, facts.first, facts.last);
                 findings.add(what, Verdict::Ok, detail);
             }
             Err(fault) => findings.add(what, Verdict::Fails, fault.to_string()),
@@ -154,15 +144,11 @@ fn examine_disk(findings: &mut Findings, directory: &Path) {
         Ok(space) => {
             let free = space.f_bavail.saturating_mul(space.f_frsize);
             let percent = space.f_bavail.saturating_mul(100) / space.f_blocks.max(1);
-            let verdict =
-                if percent < DISK_FREE_PERCENT_MIN { Verdict::Warning } else { Verdict::Ok };
-            let detail =
-                format!("{} MiB free ({percent} %) for {}", free / (1 << 20), directory.display());
+            let verdict = if percent < DISK_FREE_PERCENT_MIN { Verdict::Warning } else { Verdict::Ok };
+            let detail = format!("{} MiB free ({percent} %) for {}", free / (1 << 20), directory.display());
             findings.add("disk", verdict, detail);
         }
-        Err(error) => {
-            findings.add("disk", Verdict::Warning, format!("{}: {error}", existing.display()))
-        }
+        Err(error) => findings.add("disk", Verdict::Warning, format!("{}: {error}", existing.display())),
     }
 }
 
@@ -170,13 +156,7 @@ fn tell(out: &mut Out, findings: &[Finding]) -> Result<()> {
     if out.format == Format::Table {
         let rows: Vec<_> = findings
             .iter()
-            .map(|finding| {
-                vec![
-                    finding.what.to_owned(),
-                    finding.verdict.as_str().to_owned(),
-                    finding.detail.clone(),
-                ]
-            })
+            .map(|finding| vec![finding.what.to_owned(), finding.verdict.as_str().to_owned(), finding.detail.clone()])
             .collect();
         return out.table(&["WHAT", "VERDICT", "DETAIL"], &rows);
     }
@@ -204,9 +184,6 @@ mod tests {
 36 35 0:31 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
 37 35 0:32 / /sys/fs/cgroup/unified rw,nosuid - cgroup2 cgroup2 rw\n";
         assert_eq!(tree_control(hybrid), Some("/sys/fs/cgroup/unified"));
-        assert_eq!(
-            tree_control("36 35 0:31 / /sys/fs/cgroup/memory rw - cgroup cgroup rw\n"),
-            None
-        );
+        assert_eq!(tree_control("36 35 0:31 / /sys/fs/cgroup/memory rw - cgroup cgroup rw\n"), None);
     }
 }

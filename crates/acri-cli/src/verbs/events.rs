@@ -71,9 +71,7 @@ fn types(filter: &[String]) -> Result<EventTypes> {
     // pen would show nothing for ever.
     if let Some(odd) = filter.iter().find(|name| name.split('.').count() != 2) {
         let names = TYPE_NAMES.join(", ");
-        return Err(
-            Failure::new(USAGE, format!("{odd:?} is no event type; there are {names}")).into()
-        );
+        return Err(Failure::new(USAGE, format!("{odd:?} is no event type; there are {names}")).into());
     }
     Ok(EventTypes::Only(filter.iter().cloned().collect()))
 }
@@ -82,9 +80,7 @@ fn print(out: &mut Out, item: EventItem) -> Result<()> {
     match item {
         EventItem::Event(event) if out.format == Format::Table => out.line(line(&event)),
         EventItem::Event(event) => out.item(&object(&event)?),
-        EventItem::Rewound => {
-            out.warn("acri: the event stream was replaced or put back; what follows may repeat")
-        }
+        EventItem::Rewound => out.warn("acri: the event stream was replaced or put back; what follows may repeat"),
         EventItem::Unreadable { seq, detail } => {
             out.warn(format_args!("acri: event at {seq} cannot be read: {detail}"))
         }
@@ -99,9 +95,7 @@ pub(crate) fn line(event: &StoredEvent) -> String {
         None => output::short(envelope.agent),
     };
     let detail = output::plain(&show::event(envelope));
-    format!("{}  {:<18} {place:<17}  {detail}", envelope.time, envelope.event.type_name())
-        .trim_end()
-        .to_owned()
+    format!("{}  {:<18} {place:<17}  {detail}", envelope.time, envelope.event.type_name()).trim_end().to_owned()
 }
 
 /// The envelope, with its place in the stream.

@@ -117,12 +117,10 @@ impl Printer {
     fn text(&mut self, out: &mut Out, item: &LogItem) -> Result<()> {
         match item {
             LogItem::Event(event, _) => self.event(out, event),
-            LogItem::Gap { from, to } => {
-                out.warn(format_args!("acri: log events {from} to {to} are gone"))
+            LogItem::Gap { from, to } => out.warn(format_args!("acri: log events {from} to {to} are gone")),
+            LogItem::Rewound { after } => {
+                out.warn(format_args!("acri: the log stream was replaced or put back; it goes on after event {after}"))
             }
-            LogItem::Rewound { after } => out.warn(format_args!(
-                "acri: the log stream was replaced or put back; it goes on after event {after}"
-            )),
             LogItem::Malformed { frame, detail } => {
                 out.warn(format_args!("acri: the log frame at {frame} cannot be read: {detail}"))
             }
@@ -190,13 +188,7 @@ mod tests {
             part: None,
             more,
         };
-        let cursor = Cursor {
-            stream: 1,
-            frame: StreamSeq(1),
-            index: 0,
-            sequence: LogSeq(sequence),
-            hash: [0; 8],
-        };
+        let cursor = Cursor { stream: 1, frame: StreamSeq(1), index: 0, sequence: LogSeq(sequence), hash: [0; 8] };
         LogItem::Event(event, cursor)
     }
 
@@ -219,8 +211,7 @@ mod tests {
     #[test]
     fn times_stand_before_lines_and_not_within_them() {
         let (mut out, stdout, _) = sinks(Format::Table);
-        let items =
-            vec![event(1, Stream::Stdout, b"a", true), event(2, Stream::Stdout, b"b", false)];
+        let items = vec![event(1, Stream::Stdout, b"a", true), event(2, Stream::Stdout, b"b", false)];
         Printer { timestamps: true, ..Printer::default() }.print(&mut out, items).unwrap();
         out.flush().unwrap();
         assert_eq!(stdout.text(), "2025-11-30T10:53:20.000000Z ab\n");
@@ -229,10 +220,7 @@ mod tests {
     #[test]
     fn objects_bear_a_cursor_and_gaps_are_items_of_their_own() {
         let (mut out, stdout, _) = sinks(Format::Json);
-        let items = vec![
-            LogItem::Gap { from: LogSeq(1), to: LogSeq(4) },
-            event(5, Stream::Stdout, b"x", false),
-        ];
+        let items = vec![LogItem::Gap { from: LogSeq(1), to: LogSeq(4) }, event(5, Stream::Stdout, b"x", false)];
         Printer::default().print(&mut out, items).unwrap();
         out.flush().unwrap();
         let lines: Vec<serde_json::Value> =

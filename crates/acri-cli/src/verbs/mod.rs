@@ -29,10 +29,7 @@ use futures_util::{FutureExt as _, Stream, StreamExt as _};
 
 /// The next item; what was written before is flushed if it has to be waited
 /// for.
-pub(crate) async fn flushed<S: Stream + Unpin>(
-    stream: &mut S,
-    out: &mut Out,
-) -> Result<Option<S::Item>> {
+pub(crate) async fn flushed<S: Stream + Unpin>(stream: &mut S, out: &mut Out) -> Result<Option<S::Item>> {
     if let Some(item) = stream.next().now_or_never() {
         return Ok(item);
     }

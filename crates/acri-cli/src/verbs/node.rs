@@ -1,8 +1,6 @@
 //! `node`: a node on a bus that is there.
 
-use crate::{
-    app::App, failure::Silent, node, output::Format, signals::Signals, verbs::up::NodeArgs,
-};
+use crate::{app::App, failure::Silent, node, output::Format, signals::Signals, verbs::up::NodeArgs};
 use anyhow::Result;
 use serde_json::json;
 

@@ -35,10 +35,7 @@ pub(crate) async fn perform(app: &mut App, args: Args) -> Result<()> {
         _ if app.out.quiet => nodes.iter().try_for_each(|node| app.out.line(name(node))),
         Format::Table => {
             let rows: Vec<_> = nodes.iter().map(row).collect();
-            app.out.table(
-                &["NODE", "INCARNATION", "LEASE", "AGENTS", "RUNS", "UP", "HARNESSES"],
-                &rows,
-            )
+            app.out.table(&["NODE", "INCARNATION", "LEASE", "AGENTS", "RUNS", "UP", "HARNESSES"], &rows)
         }
         Format::Json | Format::Yaml => {
             let nodes = nodes.iter().map(object).collect::<Vec<_>>();
@@ -56,12 +53,10 @@ fn name(node: &NodeView) -> String {
 }
 
 fn row(node: &NodeView) -> Vec<String> {
-    let mut row =
-        vec![name(node), output::short(node.incarnation), inspect::lease(&node.lease).to_owned()];
+    let mut row = vec![name(node), output::short(node.incarnation), inspect::lease(&node.lease).to_owned()];
     match &node.heartbeat {
         Some(beat) => {
-            let harnesses: Vec<_> =
-                beat.harnesses.iter().map(|set| set.harness.to_string()).collect();
+            let harnesses: Vec<_> = beat.harnesses.iter().map(|set| set.harness.to_string()).collect();
             let up = show::duration(beat.time.since(beat.started));
             row.extend([beat.agents.to_string(), beat.runs.to_string(), up, harnesses.join(",")]);
         }

@@ -42,17 +42,15 @@ pub(crate) struct Args {
 }
 
 fn state(text: &str) -> Result<RunState, String> {
-    serde_json::from_value(text.into()).map_err(|_| {
-        "the states are pending, running, waiting, completed, stopped and failed".to_owned()
-    })
+    serde_json::from_value(text.into())
+        .map_err(|_| "the states are pending, running, waiting, completed, stopped and failed".to_owned())
 }
 
 impl Args {
     fn wants(&self, agent: &Agent, status: &AgentStatus) -> bool {
         let state = status.run.as_ref().map(|run| run.state);
         let asked_for_ended = self.all || self.state.is_some_and(RunState::is_terminal);
-        let shown =
-            asked_for_ended || (!agent.removed() && !state.is_some_and(RunState::is_terminal));
+        let shown = asked_for_ended || (!agent.removed() && !state.is_some_and(RunState::is_terminal));
         shown
             && self.state.is_none_or(|wanted| state == Some(wanted))
             && self.harness.as_ref().is_none_or(|harness| agent.spec().harness.as_str() == harness)
@@ -65,16 +63,10 @@ pub(crate) async fn perform(app: &mut App, args: Args) -> Result<()> {
     let client = app.client().await?;
     let overview = client.agents().await?;
     let statuses = client.statuses(&overview.agents).await?;
-    let mut listed: Vec<_> = overview
-        .agents
-        .iter()
-        .zip(&statuses)
-        .filter(|(agent, status)| args.wants(agent, status))
-        .collect();
+    let mut listed: Vec<_> =
+        overview.agents.iter().zip(&statuses).filter(|(agent, status)| args.wants(agent, status)).collect();
     // The newest first, as crictl has it.
-    listed.sort_by_key(|(agent, _)| {
-        std::cmp::Reverse(agent.last_run().map_or(agent.created(), |run| run.accepted_at))
-    });
+    listed.sort_by_key(|(agent, _)| std::cmp::Reverse(agent.last_run().map_or(agent.created(), |run| run.accepted_at)));
     listed.truncate(args.last.unwrap_or(usize::MAX));
     match app.out.format {
         _ if app.out.quiet => listed.iter().try_for_each(|(agent, _)| app.out.line(agent.id()))?,
@@ -83,16 +75,12 @@ pub(crate) async fn perform(app: &mut App, args: Args) -> Result<()> {
             app.out.table(&["AGENT", "RUN", "STATE", "SINCE", "NAME", "NODE", "COMMAND"], &rows)?;
         }
         Format::Json | Format::Yaml => {
-            let agents = listed
-                .iter()
-                .map(|(agent, status)| object(agent, status))
-                .collect::<Result<Vec<_>>>()?;
+            let agents = listed.iter().map(|(agent, status)| object(agent, status)).collect::<Result<Vec<_>>>()?;
             app.out.document(&json!({"agents": agents}))?;
         }
     }
     for (agent, detail) in &overview.broken {
-        app.out
-            .warn(format_args!("acri: the history of agent {agent} cannot be folded: {detail}"))?;
+        app.out.warn(format_args!("acri: the history of agent {agent} cannot be folded: {detail}"))?;
     }
     Ok(())
 }
@@ -114,15 +102,7 @@ fn row(agent: &Agent, status: &AgentStatus) -> Vec<String> {
         None => ("-".to_owned(), "created".to_owned(), agent.created()),
     };
     let state = if agent.removed() { format!("{state} (removed)") } else { state };
-    vec![
-        output::short(agent.id()),
-        run,
-        state,
-        show::ago(since),
-        name,
-        status.node.to_string(),
-        command,
-    ]
+    vec![output::short(agent.id()), run, state, show::ago(since), name, status.node.to_string(), command]
 }
 
 fn object(agent: &Agent, status: &AgentStatus) -> Result<serde_json::Value> {

@@ -27,22 +27,14 @@ pub(crate) struct Args {
     #[arg(long, short = 'f')]
     force: bool,
     /// Why; recorded
-    #[arg(
-        long = "message",
-        short = 'm',
-        value_name = "REASON",
-        default_value = "removed by a person"
-    )]
+    #[arg(long = "message", short = 'm', value_name = "REASON", default_value = "removed by a person")]
     reason: String,
 }
 
 pub(crate) async fn perform(app: &mut App, args: Args) -> Result<()> {
     let client = app.client().await?;
-    let named: Vec<Option<&str>> = if args.last {
-        vec![None]
-    } else {
-        args.agents.iter().map(|agent| Some(agent.as_str())).collect()
-    };
+    let named: Vec<Option<&str>> =
+        if args.last { vec![None] } else { args.agents.iter().map(|agent| Some(agent.as_str())).collect() };
     for name in named {
         let agent = resolve::agent(&client, name).await?;
         if args.force
@@ -62,11 +54,7 @@ pub(crate) async fn perform(app: &mut App, args: Args) -> Result<()> {
 
 /// Waits until nothing more follows for a run: until then its agent cannot be
 /// removed.
-pub(crate) async fn seal(
-    client: &acri_client::Client,
-    agent: acri::AgentId,
-    run: acri::RunId,
-) -> Result<()> {
+pub(crate) async fn seal(client: &acri_client::Client, agent: acri::AgentId, run: acri::RunId) -> Result<()> {
     use futures_util::StreamExt as _;
     let mut events = client.run_events(agent, run, true);
     while let Some(item) = events.next().await {

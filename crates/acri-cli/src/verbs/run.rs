@@ -2,9 +2,7 @@
 
 use crate::{
     app::App,
-    failure::{
-        self, Failure, OUTPUT_CLOSED, RUN_FAILED, RUN_NO_PROGRAM, RUN_NOT_EXECUTABLE, Silent, USAGE,
-    },
+    failure::{self, Failure, OUTPUT_CLOSED, RUN_FAILED, RUN_NO_PROGRAM, RUN_NOT_EXECUTABLE, Silent, USAGE},
     output::{self, Closed, Format},
     parse,
     signals::Signals,
@@ -77,8 +75,7 @@ pub(crate) async fn perform(app: &mut App, args: Args) -> Result<()> {
 
 /// docker's habit: a program that cannot be run is told apart from a fault.
 fn status_of(error: &anyhow::Error) -> u8 {
-    if let Some(failure) = error.downcast_ref::<Failure>().filter(|failure| failure.status == USAGE)
-    {
+    if let Some(failure) = error.downcast_ref::<Failure>().filter(|failure| failure.status == USAGE) {
         return failure.status;
     }
     match failure::body_of(error) {
@@ -95,9 +92,7 @@ fn status_of_command(code: ErrorCode, message: &str) -> u8 {
     let has = |words: &[&str]| words.iter().any(|word| message.contains(word));
     if has(&["permission", "not be executed", "exec format", "is a directory"]) {
         RUN_NOT_EXECUTABLE
-    } else if code == ErrorCode::NotFound
-        || has(&["no such", "not found", "no file", "not on the path"])
-    {
+    } else if code == ErrorCode::NotFound || has(&["no such", "not found", "no file", "not on the path"]) {
         RUN_NO_PROGRAM
     } else {
         RUN_FAILED
@@ -142,9 +137,11 @@ async fn run(app: &mut App, args: Args) -> Result<u8> {
 /// The exit status of an ended run, and a word where it is not the program's
 /// own.
 async fn report(app: &mut App, client: &Client, agent: AgentId, status: &RunStatus) -> Result<u8> {
+    // Read again: meanwhile its log is complete.
     let folded = client.agent(agent).await?;
-    let failure =
-        folded.run(status.run).and_then(|run| run.end.as_ref()).and_then(|end| end.failure);
+    let known = folded.run(status.run);
+    let failure = known.and_then(|run| run.end.as_ref()).and_then(|end| end.failure);
+    let status = &known.map_or_else(|| status.clone(), acri_client::Run::status);
     if app.out.format != Format::Table {
         app.out.item(&json!({"type": "ended", "status": output::json(status)?}))?;
     }
@@ -154,24 +151,15 @@ async fn report(app: &mut App, client: &Client, agent: AgentId, status: &RunStat
         Some(Termination::Completed | Termination::Stopped) | None => false,
     };
     if said {
-        app.out.note(format_args!(
-            "acri: run {} {}: {}",
-            status.run,
-            show::state(status),
-            show::detail(status)
-        ))?;
+        app.out.note(format_args!("acri: run {} {}: {}", status.run, show::state(status), show::detail(status)))?;
     }
     Ok(status_of_run(status, failure))
 }
 
 fn status_of_run(status: &RunStatus, failure: Option<FailReason>) -> u8 {
     match (status.exit, status.termination) {
-        (Some(ExitStatus { code: Some(code), .. }), _) => {
-            u8::try_from(code & 0xff).unwrap_or(RUN_FAILED)
-        }
-        (Some(ExitStatus { signal: Some(signal), .. }), _) => {
-            u8::try_from(128 + (signal & 0x7f)).unwrap_or(RUN_FAILED)
-        }
+        (Some(ExitStatus { code: Some(code), .. }), _) => u8::try_from(code & 0xff).unwrap_or(RUN_FAILED),
+        (Some(ExitStatus { signal: Some(signal), .. }), _) => u8::try_from(128 + (signal & 0x7f)).unwrap_or(RUN_FAILED),
         (_, Some(Termination::Completed)) => failure::OK,
         (_, Some(Termination::Killed)) => 128 + 9,
         (_, Some(Termination::Stopped)) => 128 + 15,
@@ -234,19 +222,14 @@ impl Follow {
             match self.next(signals, logs_open).await {
                 Happened::Wrote(None) => logs_open = false,
                 Happened::Wrote(Some(items)) => {
-                    let items =
-                        items.with_context(|| format!("failed to follow run {}", self.run))?;
-                    if let Err(error) =
-                        printer.print(&mut app.out, items).and_then(|()| app.out.flush())
-                    {
+                    let items = items.with_context(|| format!("failed to follow run {}", self.run))?;
+                    if let Err(error) = printer.print(&mut app.out, items).and_then(|()| app.out.flush()) {
                         self.stop_unread(&error).await;
                         return Err(error);
                     }
                 }
                 Happened::Ended(status) => {
-                    self.status = Some(
-                        status.with_context(|| format!("failed to wait for run {}", self.run))?,
-                    );
+                    self.status = Some(status.with_context(|| format!("failed to wait for run {}", self.run))?);
                     self.end = futures_util::future::pending().boxed();
                 }
                 Happened::Interrupted => {
@@ -288,9 +271,7 @@ impl Follow {
                     "acri: stopping the run, {} of grace; Ctrl-C again kills it",
                     show::duration(grace)
                 ))?;
-                let stop = async move {
-                    client.stop(agent, run, "interrupted", Some(grace), OnExpiry::Kill).await
-                };
+                let stop = async move { client.stop(agent, run, "interrupted", Some(grace), OnExpiry::Kill).await };
                 self.order = async move { said("stop", stop.await.map(|_| ())) }.boxed();
                 Ok(None)
             }
@@ -301,9 +282,7 @@ impl Follow {
                 Ok(None)
             }
             _ => {
-                let message = format!(
-                    "the run {run} was left alone; `acri status {run}` tells what becomes of it"
-                );
+                let message = format!("the run {run} was left alone; `acri status {run}` tells what becomes of it");
                 Ok(Some(Err(Failure::new(RUN_FAILED, message).into())))
             }
         }
@@ -312,13 +291,8 @@ impl Follow {
     /// Like a program whose pipe is closed: the run ends too.
     async fn stop_unread(&self, error: &anyhow::Error) {
         if error.is::<Closed>() {
-            let stop = self.client.stop(
-                self.agent,
-                self.run,
-                "its output was closed",
-                Some(self.grace),
-                OnExpiry::Kill,
-            );
+            let stop =
+                self.client.stop(self.agent, self.run, "its output was closed", Some(self.grace), OnExpiry::Kill);
             // Nobody is there to be told how that went.
             let _ = tokio::time::timeout(CLOSED_STOP_TIMEOUT, stop).await;
         }
@@ -331,9 +305,7 @@ fn said(verb: &str, outcome: Result<(), acri_client::Error>) -> Option<String> {
     match outcome {
         Ok(()) => None,
         Err(error) if error.code() == ErrorCode::FailedPrecondition => None,
-        Err(error) => {
-            Some(format!("acri: {verb} failed: {}; Ctrl-C again tries the next", error.body()))
-        }
+        Err(error) => Some(format!("acri: {verb} failed: {}; Ctrl-C again tries the next", error.body())),
     }
 }
 
@@ -359,9 +331,7 @@ mod tests {
     fn the_exit_status_is_the_programs_or_a_shells() {
         let code = |code| Some(ExitStatus { code: Some(code), signal: None });
         let signal = |signal| Some(ExitStatus { code: None, signal: Some(signal) });
-        let of = |termination, exit| {
-            status_of_run(&ended(termination, exit, ""), Some(FailReason::Exit))
-        };
+        let of = |termination, exit| status_of_run(&ended(termination, exit, ""), Some(FailReason::Exit));
         assert_eq!(of(Termination::Completed, code(0)), 0);
         assert_eq!(of(Termination::Failed, code(3)), 3);
         assert_eq!(of(Termination::Failed, signal(11)), 139);
@@ -376,15 +346,9 @@ mod tests {
             let body = ErrorBody { field: Some("command".into()), ..ErrorBody::new(code, message) };
             status_of(&anyhow::Error::from(body))
         };
-        assert_eq!(
-            refused(ErrorCode::InvalidArgument, "field `command` no such program: nope"),
-            127
-        );
+        assert_eq!(refused(ErrorCode::InvalidArgument, "field `command` no such program: nope"), 127);
         assert_eq!(refused(ErrorCode::NotFound, "nope"), 127);
-        assert_eq!(
-            refused(ErrorCode::FailedPrecondition, "names \"a\", which may not be executed"),
-            126
-        );
+        assert_eq!(refused(ErrorCode::FailedPrecondition, "names \"a\", which may not be executed"), 126);
         let spawn = ended(Termination::Failed, None, "exec: No such file or directory");
         assert_eq!(status_of_run(&spawn, Some(FailReason::SpawnFailed)), 127);
         assert_eq!(status_of(&anyhow::anyhow!("bus gone")), 125);

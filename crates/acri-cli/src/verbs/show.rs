@@ -94,8 +94,7 @@ pub(crate) fn status(status: &AgentStatus) -> Vec<(&'static str, String)> {
 pub(crate) fn event(envelope: &EventEnvelope) -> String {
     let with_exit = |status: Option<ExitStatus>, rest: &str| {
         let exit = exit(status);
-        let parts: Vec<_> =
-            [exit.as_str(), rest].into_iter().filter(|part| !part.is_empty()).collect();
+        let parts: Vec<_> = [exit.as_str(), rest].into_iter().filter(|part| !part.is_empty()).collect();
         parts.join(", ")
     };
     match &envelope.event {
@@ -116,25 +115,17 @@ pub(crate) fn event(envelope: &EventEnvelope) -> String {
         Event::RunCompleted(data) => with_exit(data.exit, ""),
         Event::RunStopped(data) => with_exit(data.exit, &data.reason),
         Event::RunFailed(data) => {
-            let message =
-                if data.message.is_empty() { data.reason.as_str() } else { &data.message };
+            let message = if data.message.is_empty() { data.reason.as_str() } else { &data.message };
             with_exit(data.exit, message)
         }
-        Event::RunKilled(data) => {
-            with_exit(data.exit, &format!("{}: {}", name(&data.cause), data.reason))
-        }
+        Event::RunKilled(data) => with_exit(data.exit, &format!("{}: {}", name(&data.cause), data.reason)),
         Event::RunLogsSealed(data) => {
-            format!(
-                "{} log events{}",
-                data.count,
-                if data.gap { ", some output is missing" } else { "" }
-            )
+            format!("{} log events{}", data.count, if data.gap { ", some output is missing" } else { "" })
         }
         Event::EscalationRaised(data) => format!("{}: {}", data.escalation, data.question),
-        Event::RunAccepted(_)
-        | Event::RunResumed(_)
-        | Event::RunStopExpired(_)
-        | Event::Unknown { .. } => String::new(),
+        Event::RunAccepted(_) | Event::RunResumed(_) | Event::RunStopExpired(_) | Event::Unknown { .. } => {
+            String::new()
+        }
     }
 }
 
@@ -146,10 +137,7 @@ mod tests {
     #[test]
     fn a_duration_shows_its_two_largest_units() {
         let shown = |seconds| duration(Duration::from_secs(seconds));
-        assert_eq!(
-            [shown(5), shown(65), shown(3_700), shown(90_000)],
-            ["5s", "1m 5s", "1h 1m", "1d 1h"]
-        );
+        assert_eq!([shown(5), shown(65), shown(3_700), shown(90_000)], ["5s", "1m 5s", "1h 1m", "1d 1h"]);
     }
 
     #[test]

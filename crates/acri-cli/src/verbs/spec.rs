@@ -42,10 +42,7 @@ fn millis(duration: Duration) -> u64 {
 impl SpecArgs {
     /// The spec of a command.
     pub(crate) fn spec(&self, command: Vec<String>) -> Result<AgentSpec> {
-        let harness = self
-            .harness
-            .parse()
-            .map_err(|error| Failure::new(USAGE, format!("--harness: {error}")))?;
+        let harness = self.harness.parse().map_err(|error| Failure::new(USAGE, format!("--harness: {error}")))?;
         let mut spec = AgentSpec::new(harness, command);
         if let Some(path) = env::var("PATH").ok().filter(|path| !path.is_empty()) {
             spec.environment.insert("PATH".to_owned(), path);
@@ -70,11 +67,10 @@ impl SpecArgs {
     fn environment(&self) -> Result<BTreeMap<String, String>> {
         let mut variables = Vec::new();
         if let Some(path) = &self.env_file {
-            let text = fs::read_to_string(path).map_err(|error| {
-                Failure::new(NOT_FOUND, format!("failed to read {}: {error}", path.display()))
-            })?;
-            let lines = parse::env_file(&text)
-                .map_err(|error| Failure::new(USAGE, format!("{}: {error}", path.display())))?;
+            let text = fs::read_to_string(path)
+                .map_err(|error| Failure::new(NOT_FOUND, format!("failed to read {}: {error}", path.display())))?;
+            let lines =
+                parse::env_file(&text).map_err(|error| Failure::new(USAGE, format!("{}: {error}", path.display())))?;
             variables.extend(lines);
         }
         variables.extend(self.environment.iter().cloned());
@@ -86,11 +82,7 @@ impl SpecArgs {
                     Ok(value) => value,
                     Err(env::VarError::NotPresent) => continue,
                     Err(env::VarError::NotUnicode(_)) => {
-                        return Err(Failure::new(
-                            USAGE,
-                            format!("the value of {name} is not UTF-8"),
-                        )
-                        .into());
+                        return Err(Failure::new(USAGE, format!("the value of {name} is not UTF-8")).into());
                     }
                 },
             };
@@ -102,11 +94,11 @@ impl SpecArgs {
 
 /// A path as the node will take it: absolute, and text.
 pub(crate) fn absolute(path: &std::path::Path) -> Result<String> {
-    let absolute =
-        std::path::absolute(path).with_context(|| format!("failed to find {}", path.display()))?;
-    absolute.into_os_string().into_string().map_err(|path| {
-        Failure::new(USAGE, format!("the path {} is not UTF-8", path.display())).into()
-    })
+    let absolute = std::path::absolute(path).with_context(|| format!("failed to find {}", path.display()))?;
+    absolute
+        .into_os_string()
+        .into_string()
+        .map_err(|path| Failure::new(USAGE, format!("the path {} is not UTF-8", path.display())).into())
 }
 
 #[cfg(test)]
@@ -122,21 +114,10 @@ mod tests {
 
     #[test]
     fn only_path_is_passed_on_and_a_bare_name_copies_its_value() {
-        let line = Line::parse_from([
-            "x",
-            "-e",
-            "A=1",
-            "-e",
-            "HOME",
-            "-e",
-            "ACRI_SURELY_NOT_SET",
-            "--name",
-            "fixer",
-        ]);
+        let line = Line::parse_from(["x", "-e", "A=1", "-e", "HOME", "-e", "ACRI_SURELY_NOT_SET", "--name", "fixer"]);
         let spec = line.spec.spec(vec!["true".into()]).unwrap();
         let names: Vec<_> = spec.environment.keys().map(String::as_str).collect();
-        let expected: &[&str] =
-            if env::var("HOME").is_ok() { &["A", "HOME", "PATH"] } else { &["A", "PATH"] };
+        let expected: &[&str] = if env::var("HOME").is_ok() { &["A", "HOME", "PATH"] } else { &["A", "PATH"] };
         assert_eq!(names, expected);
         assert_eq!(spec.labels.get("name").map(String::as_str), Some("fixer"));
         assert_eq!(spec.check(), Ok(()));
@@ -144,11 +125,9 @@ mod tests {
 
     #[test]
     fn a_relative_directory_becomes_absolute_here() {
-        let line =
-            Line::parse_from(["x", "-C", "sub", "--orphan-after", "2m", "--node-lost-after", "5m"]);
+        let line = Line::parse_from(["x", "-C", "sub", "--orphan-after", "2m", "--node-lost-after", "5m"]);
         let spec = line.spec.spec(vec!["true".into()]).unwrap();
-        let expected =
-            env::current_dir().unwrap().join("sub").into_os_string().into_string().unwrap();
+        let expected = env::current_dir().unwrap().join("sub").into_os_string().into_string().unwrap();
         assert_eq!(spec.working_directory, Some(expected));
         assert_eq!((spec.orphan_after_ms, spec.node_lost_after_ms), (Some(120_000), Some(300_000)));
     }

@@ -25,8 +25,7 @@ pub(crate) async fn perform(app: &mut App, args: Args) -> Result<()> {
     let status = client.status(target.agent, target.run).await?;
     match app.out.format {
         Format::Table if app.out.quiet => {
-            let state =
-                status.run.as_ref().map_or_else(|| "none".to_owned(), |run| show::name(&run.state));
+            let state = status.run.as_ref().map_or_else(|| "none".to_owned(), |run| show::name(&run.state));
             app.out.line(state)
         }
         Format::Table => {

@@ -27,12 +27,7 @@ pub(crate) struct Args {
     #[arg(long)]
     keep: bool,
     /// Why; recorded
-    #[arg(
-        long = "message",
-        short = 'm',
-        value_name = "REASON",
-        default_value = "stopped by a person"
-    )]
+    #[arg(long = "message", short = 'm', value_name = "REASON", default_value = "stopped by a person")]
     reason: String,
 }
 
@@ -43,9 +38,7 @@ pub(crate) async fn perform(app: &mut App, args: Args) -> Result<()> {
         let answer = client.stop(agent, run, args.reason.clone(), args.grace, on_expiry).await?;
         match app.out.format {
             Format::Table if app.out.quiet => app.out.line(run)?,
-            Format::Table => {
-                app.out.line(format_args!("{run} stopping, until {}", answer.deadline))?
-            }
+            Format::Table => app.out.line(format_args!("{run} stopping, until {}", answer.deadline))?,
             Format::Json | Format::Yaml => app.out.item(&output::json(&answer)?)?,
         }
     }

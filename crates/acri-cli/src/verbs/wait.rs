@@ -28,14 +28,9 @@ pub(crate) async fn perform(app: &mut App, args: Args) -> Result<()> {
     let (agent, run) = resolve::run(&client, args.run.run.as_deref()).await?;
     let status = match app.global.timeout {
         None => client.wait(agent, run).await?,
-        Some(timeout) => {
-            tokio::time::timeout(timeout, client.wait(agent, run)).await.map_err(|_| {
-                Failure::new(
-                    UNAVAILABLE,
-                    format!("run {run} has not ended within {}", show::duration(timeout)),
-                )
-            })??
-        }
+        Some(timeout) => tokio::time::timeout(timeout, client.wait(agent, run)).await.map_err(|_| {
+            Failure::new(UNAVAILABLE, format!("run {run} has not ended within {}", show::duration(timeout)))
+        })??,
     };
     match app.out.format {
         Format::Table => {
