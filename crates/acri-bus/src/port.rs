@@ -18,8 +18,7 @@
 //!    after a tombstone.
 
 use acri::{
-    AgentId, EventId, HarnessType, Incarnation, NodeId, RunId, StreamSeq, Subject, Timestamp,
-    codec::Format, id::Epoch,
+    AgentId, EventId, HarnessType, Incarnation, NodeId, RunId, StreamSeq, Subject, Timestamp, codec::Format, id::Epoch,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -150,12 +149,7 @@ pub trait Events: Send + Sync {
     ///
     /// # Errors
     /// [`Fault`] if the read could not begin.
-    async fn read(
-        &self,
-        selection: EventSelection,
-        from: StreamSeq,
-        until: Until,
-    ) -> Result<EventStream, Fault>;
+    async fn read(&self, selection: EventSelection, from: StreamSeq, until: Until) -> Result<EventStream, Fault>;
     /// Facts about the event stream.
     ///
     /// # Errors
@@ -207,11 +201,7 @@ pub trait Logs: Send + Sync {
     ///
     /// # Errors
     /// [`Fault`] if nobody could say.
-    async fn last_frame(
-        &self,
-        agent: AgentId,
-        run: Option<RunId>,
-    ) -> Result<Option<RecordedFrame>, Fault>;
+    async fn last_frame(&self, agent: AgentId, run: Option<RunId>) -> Result<Option<RecordedFrame>, Fault>;
     /// The run's frames in order, from a stream sequence on.
     ///
     /// # Errors
@@ -266,13 +256,7 @@ pub enum Leased {
 pub trait Leases: Send + Sync {
     /// Writes the lease with its TTL: at revision 0 to create it, at its own
     /// last revision (or its expiry marker's) to renew it.
-    async fn write_lease(
-        &self,
-        incarnation: Incarnation,
-        node: &NodeId,
-        expect: StreamSeq,
-        ttl: Duration,
-    ) -> Leased;
+    async fn write_lease(&self, incarnation: Incarnation, node: &NodeId, expect: StreamSeq, ttl: Duration) -> Leased;
     /// Writes the permanent tombstone at the expiry marker's revision, or 0.
     async fn fence(&self, incarnation: Incarnation, expect: StreamSeq) -> Leased;
     /// One entry, from the leader.
@@ -289,11 +273,7 @@ pub trait Leases: Send + Sync {
     ///
     /// # Errors
     /// [`Fault`] if it could not be deleted.
-    async fn collect_tombstone(
-        &self,
-        incarnation: Incarnation,
-        revision: StreamSeq,
-    ) -> Result<(), Fault>;
+    async fn collect_tombstone(&self, incarnation: Incarnation, revision: StreamSeq) -> Result<(), Fault>;
     /// The bus's clock less ours, in microseconds, measured by one exchange.
     ///
     /// # Errors

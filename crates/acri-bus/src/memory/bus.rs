@@ -6,13 +6,11 @@ use super::{
     fault::{self, Faults, Kind, On, Write},
 };
 use crate::port::{
-    Answer, Append, Appended, Commands, EventSelection, EventStream, Events, Fault, FrameAppend,
-    FrameStream, LeaseEntry, Leased, Leases, Logs, Recorded, RecordedFrame, Reply, Request,
-    RequestError, RequestStream, StreamFacts, Until,
+    Answer, Append, Appended, Commands, EventSelection, EventStream, Events, Fault, FrameAppend, FrameStream,
+    LeaseEntry, Leased, Leases, Logs, Recorded, RecordedFrame, Reply, Request, RequestError, RequestStream,
+    StreamFacts, Until,
 };
-use acri::{
-    AgentId, HarnessType, Incarnation, NodeId, RunId, StreamSeq, Subject, Timestamp, codec::Format,
-};
+use acri::{AgentId, HarnessType, Incarnation, NodeId, RunId, StreamSeq, Subject, Timestamp, codec::Format};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::{
@@ -180,8 +178,7 @@ impl MemoryBus {
         content_type: Option<&str>,
         body: Bytes,
     ) -> oneshot::Receiver<Answer> {
-        let inbox =
-            reply.is_some_and(|reply| reply.starts_with("_INBOX.") || reply.starts_with("_INBOX_"));
+        let inbox = reply.is_some_and(|reply| reply.starts_with("_INBOX.") || reply.starts_with("_INBOX_"));
         self.raw_request_to(subject, inbox, content_type, body)
     }
 
@@ -215,10 +212,8 @@ impl MemoryBus {
         let away = locked(&self.world.away).clone();
         let listeners = locked(&self.world.listeners).at(door, |client| away.contains(&client));
         for listener in &listeners {
-            let reply =
-                first.map(|first| Box::new(MemoryReply(Arc::clone(first))) as Box<dyn Reply>);
-            let request =
-                Request { subject: subject.to_owned(), format, body: body.clone(), reply };
+            let reply = first.map(|first| Box::new(MemoryReply(Arc::clone(first))) as Box<dyn Reply>);
+            let request = Request { subject: subject.to_owned(), format, body: body.clone(), reply };
             if listener.try_send(request).is_err() {
                 tracing::debug!(subject, "request lost at a slow listener");
             }
@@ -239,19 +234,12 @@ impl MemoryBus {
         self.with(|state| fault::apply(state, kind, write, &mut late))
     }
 
-    fn write_lease_with(
-        &self,
-        operation: &'static str,
-        write: impl Fn(&mut State) -> Leased,
-    ) -> Leased {
+    fn write_lease_with(&self, operation: &'static str, write: impl Fn(&mut State) -> Leased) -> Leased {
         if let Err(fault) = self.here(operation) {
             return Leased::Unknown(fault);
         }
         let kind = locked(&self.faults).next(On::Lease);
-        let unknown = Leased::Unknown(Fault::Unavailable {
-            operation,
-            detail: "no acknowledgement".to_owned(),
-        });
+        let unknown = Leased::Unknown(Fault::Unavailable { operation, detail: "no acknowledgement".to_owned() });
         match kind {
             None => self.with(|state| write(state)),
             Some(Kind::AckLost) => {
@@ -364,17 +352,11 @@ impl Events for MemoryBus {
         let last = state.last(agent);
         let before = last.map_or(StreamSeq(0), |last| last.seq);
         let selection = EventSelection::Agent(agent);
-        let behind =
-            || state.read(&selection, StreamSeq(1)).filter(|event| event.seq < before).last();
+        let behind = || state.read(&selection, StreamSeq(1)).filter(|event| event.seq < before).last();
         Ok(if stale { behind() } else { last }.cloned())
     }
 
-    async fn read(
-        &self,
-        selection: EventSelection,
-        from: StreamSeq,
-        until: Until,
-    ) -> Result<EventStream, Fault> {
+    async fn read(&self, selection: EventSelection, from: StreamSeq, until: Until) -> Result<EventStream, Fault> {
         const OPERATION: &str = "read events";
         self.here(OPERATION)?;
         let step = move |state: &State, next: StreamSeq| {
@@ -395,19 +377,13 @@ impl Logs for MemoryBus {
         self.write("append a log frame", On::Frame, Write::Frame(append.clone()))
     }
 
-    async fn last_frame(
-        &self,
-        agent: AgentId,
-        run: Option<RunId>,
-    ) -> Result<Option<RecordedFrame>, Fault> {
+    async fn last_frame(&self, agent: AgentId, run: Option<RunId>) -> Result<Option<RecordedFrame>, Fault> {
         self.here("read a run's last log frame")?;
         let stale = self.stale();
         let state = self.state_now();
         let last = state.last_frame(agent, run);
         let before = last.map_or(StreamSeq(0), |last| last.seq);
-        let behind = || {
-            state.read_frames(agent, run, StreamSeq(1)).filter(|frame| frame.seq < before).last()
-        };
+        let behind = || state.read_frames(agent, run, StreamSeq(1)).filter(|frame| frame.seq < before).last();
         Ok(if stale { behind() } else { last }.cloned())
     }
 
@@ -434,16 +410,8 @@ impl Logs for MemoryBus {
 
 #[async_trait]
 impl Leases for MemoryBus {
-    async fn write_lease(
-        &self,
-        incarnation: Incarnation,
-        node: &NodeId,
-        expect: StreamSeq,
-        ttl: Duration,
-    ) -> Leased {
-        self.write_lease_with("write a lease", |state| {
-            state.write_lease(incarnation, node, expect, ttl)
-        })
+    async fn write_lease(&self, incarnation: Incarnation, node: &NodeId, expect: StreamSeq, ttl: Duration) -> Leased {
+        self.write_lease_with("write a lease", |state| state.write_lease(incarnation, node, expect, ttl))
     }
 
     async fn fence(&self, incarnation: Incarnation, expect: StreamSeq) -> Leased {
@@ -460,11 +428,7 @@ impl Leases for MemoryBus {
         Ok(self.state_now().leases())
     }
 
-    async fn collect_tombstone(
-        &self,
-        incarnation: Incarnation,
-        revision: StreamSeq,
-    ) -> Result<(), Fault> {
+    async fn collect_tombstone(&self, incarnation: Incarnation, revision: StreamSeq) -> Result<(), Fault> {
         self.here("collect a tombstone")?;
         self.with(|state| state.collect_tombstone(incarnation, revision))
     }
@@ -500,8 +464,7 @@ impl Commands for MemoryBus {
         let text = subject.to_string();
         let (sender, receiver) = oneshot::channel();
         let first: FirstAnswer = Arc::new(Mutex::new(Some(sender)));
-        let asked = Door::of(subject)
-            .map_or(0, |door| self.deliver(&door, &text, Some(format), body, Some(&first)));
+        let asked = Door::of(subject).map_or(0, |door| self.deliver(&door, &text, Some(format), body, Some(&first)));
         if asked == 0 {
             return Err(RequestError::NoResponders(text));
         }

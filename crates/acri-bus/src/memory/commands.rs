@@ -81,18 +81,11 @@ pub(super) fn listen(listeners: &Arc<Mutex<Listeners>>, client: u64, door: Door)
 
 impl Listeners {
     /// Those that a request goes to: all of an agent's, one of a harness's.
-    pub(super) fn at(
-        &mut self,
-        door: &Door,
-        away: impl Fn(u64) -> bool,
-    ) -> Vec<mpsc::Sender<Request>> {
+    pub(super) fn at(&mut self, door: &Door, away: impl Fn(u64) -> bool) -> Vec<mpsc::Sender<Request>> {
         self.turn = self.turn.wrapping_add(1);
         let Some(list) = self.doors.get(door) else { return Vec::new() };
-        let here: Vec<_> = list
-            .iter()
-            .filter(|listener| !away(listener.client))
-            .map(|listener| listener.sender.clone())
-            .collect();
+        let here: Vec<_> =
+            list.iter().filter(|listener| !away(listener.client)).map(|listener| listener.sender.clone()).collect();
         match door {
             Door::Agent(_) => here,
             Door::Harness(_) if here.is_empty() => here,

@@ -25,8 +25,7 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 6] =
-        [Self::AckLost, Self::NeverArrived, Self::Late, Self::Twice, Self::Full, Self::InFlight];
+    pub const ALL: [Self; 6] = [Self::AckLost, Self::NeverArrived, Self::Late, Self::Twice, Self::Full, Self::InFlight];
 
     /// Its name, under which it is counted.
     #[must_use]
@@ -67,12 +66,7 @@ fn unknown(detail: &str) -> Appended {
 
 /// Carries out one write as `kind` has it; a late one is put into `late`, to
 /// be applied when the caller likes. Deterministic: for simulations.
-pub fn apply(
-    state: &mut State,
-    kind: Option<Kind>,
-    write: Write,
-    late: &mut VecDeque<Write>,
-) -> Appended {
+pub fn apply(state: &mut State, kind: Option<Kind>, write: Write, late: &mut VecDeque<Write>) -> Appended {
     match kind {
         None => write.apply(state),
         Some(Kind::AckLost) => {
@@ -88,10 +82,9 @@ pub fn apply(
             write.apply(state);
             write.apply(state)
         }
-        Some(Kind::Full) => Appended::Refused(Fault::Refused {
-            operation: "append",
-            detail: "maximum bytes exceeded".to_owned(),
-        }),
+        Some(Kind::Full) => {
+            Appended::Refused(Fault::Refused { operation: "append", detail: "maximum bytes exceeded".to_owned() })
+        }
         Some(Kind::InFlight) => Appended::InFlight,
     }
 }

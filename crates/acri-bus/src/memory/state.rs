@@ -1,8 +1,7 @@
 //! The bus as a value.
 
 use crate::port::{
-    Append, Appended, EventSelection, Fault, FrameAppend, LeaseEntry, Leased, Recorded,
-    RecordedFrame, StreamFacts,
+    Append, Appended, EventSelection, Fault, FrameAppend, LeaseEntry, Leased, Recorded, RecordedFrame, StreamFacts,
 };
 use acri::{
     AgentId, EventId, Incarnation, NodeId, RunId, StreamSeq, Subject, Timestamp,
@@ -50,11 +49,7 @@ fn refused(operation: &'static str, detail: String) -> Appended {
 fn agent_of(subject: &Subject) -> Option<(AgentId, Option<RunId>)> {
     match subject {
         Subject::Event(agent, run, _) => Some((*agent, *run)),
-        Subject::Harness(..)
-        | Subject::Agent(..)
-        | Subject::Run(..)
-        | Subject::Log(..)
-        | Subject::Heartbeat(_) => None,
+        Subject::Harness(..) | Subject::Agent(..) | Subject::Run(..) | Subject::Log(..) | Subject::Heartbeat(_) => None,
     }
 }
 
@@ -113,13 +108,9 @@ impl State {
         due.sort();
         for (expired, key) in due {
             self.leases_last = self.leases_last.next();
-            self.leases.insert(
-                key,
-                (self.leases_last, Lease::Expired { until: expired.plus(MARKER_TTL) }),
-            );
+            self.leases.insert(key, (self.leases_last, Lease::Expired { until: expired.plus(MARKER_TTL) }));
         }
-        self.leases
-            .retain(|_, (_, lease)| !matches!(lease, Lease::Expired { until } if *until <= now));
+        self.leases.retain(|_, (_, lease)| !matches!(lease, Lease::Expired { until } if *until <= now));
     }
 
     // --- events
@@ -175,18 +166,12 @@ impl State {
     }
 
     /// The events selected, from a sequence on.
-    pub fn read<'a>(
-        &'a self,
-        selection: &'a EventSelection,
-        from: StreamSeq,
-    ) -> impl Iterator<Item = &'a Recorded> {
+    pub fn read<'a>(&'a self, selection: &'a EventSelection, from: StreamSeq) -> impl Iterator<Item = &'a Recorded> {
         self.events.range(from..).map(|(_, recorded)| recorded).filter(move |recorded| {
             match (selection, agent_of(&recorded.subject)) {
                 (EventSelection::All, _) => true,
                 (EventSelection::Agent(wanted), Some((agent, _))) => *wanted == agent,
-                (EventSelection::Run(wanted, run), Some((agent, place))) => {
-                    *wanted == agent && Some(*run) == place
-                }
+                (EventSelection::Run(wanted, run), Some((agent, place))) => *wanted == agent && Some(*run) == place,
                 (EventSelection::Agent(_) | EventSelection::Run(..), None) => false,
             }
         })
@@ -215,11 +200,8 @@ impl State {
     }
 
     fn index(&mut self) {
-        self.last_of = self
-            .events
-            .values()
-            .filter_map(|recorded| Some((agent_of(&recorded.subject)?.0, recorded.seq)))
-            .collect();
+        self.last_of =
+            self.events.values().filter_map(|recorded| Some((agent_of(&recorded.subject)?.0, recorded.seq))).collect();
     }
 
     // --- frames
@@ -230,10 +212,7 @@ impl State {
         // What the headers cost, about: base64 and names.
         let bytes = append.bytes.len() + append.resume.len() * 4 / 3 + 128;
         if bytes > FRAME_MESSAGE_BYTES_MAX {
-            return refused(
-                OPERATION,
-                format!("{bytes} bytes, and {FRAME_MESSAGE_BYTES_MAX} is the limit"),
-            );
+            return refused(OPERATION, format!("{bytes} bytes, and {FRAME_MESSAGE_BYTES_MAX} is the limit"));
         }
         if self.last_frame_seq(append.agent, append.run) != append.expect {
             return Appended::Conflict;
@@ -268,10 +247,7 @@ impl State {
         run: Option<RunId>,
         from: StreamSeq,
     ) -> impl Iterator<Item = &RecordedFrame> {
-        self.frames
-            .get(&(agent, run))
-            .into_iter()
-            .flat_map(move |frames| frames.range(from..).map(|(_, frame)| frame))
+        self.frames.get(&(agent, run)).into_iter().flat_map(move |frames| frames.range(from..).map(|(_, frame)| frame))
     }
 
     /// Facts about the log stream.
@@ -318,33 +294,18 @@ impl State {
     }
 
     fn live(&self, node: &NodeId, ttl: Duration) -> Lease {
-        Lease::Live {
-            node: node.clone(),
-            renewed: self.now,
-            expires: self.now.plus(ttl.max(Duration::from_secs(1))),
-        }
+        Lease::Live { node: node.clone(), renewed: self.now, expires: self.now.plus(ttl.max(Duration::from_secs(1))) }
     }
 
     /// Writes a lease with its TTL.
-    pub fn write_lease(
-        &mut self,
-        incarnation: Incarnation,
-        node: &NodeId,
-        expect: StreamSeq,
-        ttl: Duration,
-    ) -> Leased {
+    pub fn write_lease(&mut self, incarnation: Incarnation, node: &NodeId, expect: StreamSeq, ttl: Duration) -> Leased {
         let lease = self.live(node, ttl);
         self.put_lease(incarnation, expect, lease)
     }
 
     /// The same whatever is there: for a broken adapter.
     #[cfg(feature = "testing")]
-    pub(crate) fn write_lease_unchecked(
-        &mut self,
-        incarnation: Incarnation,
-        node: &NodeId,
-        ttl: Duration,
-    ) -> Leased {
+    pub(crate) fn write_lease_unchecked(&mut self, incarnation: Incarnation, node: &NodeId, ttl: Duration) -> Leased {
         let lease = self.live(node, ttl);
         self.store_lease(incarnation, lease)
     }
@@ -377,11 +338,7 @@ impl State {
     ///
     /// # Errors
     /// [`Fault::Refused`] if there is something else at that revision.
-    pub fn collect_tombstone(
-        &mut self,
-        incarnation: Incarnation,
-        revision: StreamSeq,
-    ) -> Result<(), Fault> {
+    pub fn collect_tombstone(&mut self, incarnation: Incarnation, revision: StreamSeq) -> Result<(), Fault> {
         match self.leases.get(&incarnation) {
             Some((seq, Lease::Fenced)) if *seq == revision => {
                 self.leases.remove(&incarnation);
@@ -404,11 +361,7 @@ mod tests {
 
     fn append(agent: u128, id: u128, expect: u64, bytes: &'static str) -> Append {
         Append {
-            subject: Subject::Event(
-                AgentId::from_uuid(Uuid::from_u128(agent)),
-                None,
-                "agent.assigned".to_owned(),
-            ),
+            subject: Subject::Event(AgentId::from_uuid(Uuid::from_u128(agent)), None, "agent.assigned".to_owned()),
             id: EventId::from_uuid(Uuid::from_u128(id)),
             expect: StreamSeq(expect),
             bytes: Bytes::from_static(bytes.as_bytes()),
@@ -460,9 +413,7 @@ mod tests {
         let key = Incarnation::from_uuid(Uuid::from_u128(1));
         let mut state = State::new(Timestamp::from_micros(0));
         let node = "n".parse().unwrap();
-        let Leased::Written(revision) =
-            state.write_lease(key, &node, StreamSeq(0), Duration::from_secs(15))
-        else {
+        let Leased::Written(revision) = state.write_lease(key, &node, StreamSeq(0), Duration::from_secs(15)) else {
             panic!()
         };
         state.advance_to(state.now().plus(Duration::from_secs(15)));

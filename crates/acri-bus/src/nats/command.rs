@@ -25,8 +25,7 @@ const ERROR_CODE: &str = "Nats-Service-Error-Code";
 /// server send to a command subject, and whoever may send a command could
 /// have the answer sent to one, or to the API.
 pub(super) fn is_inbox(subject: &str) -> bool {
-    subject.strip_prefix("_INBOX").is_some_and(|rest| rest.starts_with(['.', '_']))
-        && !subject.contains(['*', '>'])
+    subject.strip_prefix("_INBOX").is_some_and(|rest| rest.starts_with(['.', '_'])) && !subject.contains(['*', '>'])
 }
 
 /// `None` for a type that is not spoken here; MessagePack where none is named.
@@ -52,20 +51,14 @@ impl Reply for InboxReply {
         if let Some((code, text)) = &answer.error {
             headers.insert(ERROR_CODE, code.to_string());
             // A header is one line.
-            let line: String = text
-                .chars()
-                .map(|character| if character.is_control() { ' ' } else { character })
-                .collect();
+            let line: String =
+                text.chars().map(|character| if character.is_control() { ' ' } else { character }).collect();
             headers.insert(ERROR, line);
         }
         if let Some(tally) = &self.tally {
-            tally.answered(
-                self.begun.elapsed(),
-                answer.error.as_ref().map(|(_, text)| text.as_str()),
-            );
+            tally.answered(self.begun.elapsed(), answer.error.as_ref().map(|(_, text)| text.as_str()));
         }
-        if let Err(error) = self.client.publish_with_headers(self.inbox, headers, answer.body).await
-        {
+        if let Err(error) = self.client.publish_with_headers(self.inbox, headers, answer.body).await {
             tracing::warn!(%error, "answer not sent");
         }
     }
@@ -85,19 +78,14 @@ fn request_of(client: &Client, message: Message, tally: Option<&Arc<Tally>>) -> 
 }
 
 fn answer_of(message: Message) -> Result<Answer, RequestError> {
-    let malformed =
-        |detail: String| RequestError::Fault(Fault::Malformed { operation: ASK, detail });
+    let malformed = |detail: String| RequestError::Fault(Fault::Malformed { operation: ASK, detail });
     let headers = message.headers.as_ref();
-    let format = format_of(headers)
-        .ok_or_else(|| malformed("an answer of an unknown content type".to_owned()))?;
-    let text = |name: &str| {
-        headers.and_then(|headers| headers.get(name)).map(|value| value.as_str().to_owned())
-    };
+    let format = format_of(headers).ok_or_else(|| malformed("an answer of an unknown content type".to_owned()))?;
+    let text = |name: &str| headers.and_then(|headers| headers.get(name)).map(|value| value.as_str().to_owned());
     let error = match text(ERROR_CODE) {
         None => None,
         Some(code) => {
-            let code =
-                code.parse().map_err(|_| malformed(format!("an error with the code {code:?}")))?;
+            let code = code.parse().map_err(|_| malformed(format!("an error with the code {code:?}")))?;
             Some((code, text(ERROR).unwrap_or_default()))
         }
     };
@@ -112,9 +100,7 @@ impl Commands for NatsBus {
         let subscriber = self.link.subscribe(SERVE, &subject, Some(QUEUE)).await?;
         let listed = self.service.list(harness, subject);
         let client = self.link.client().clone();
-        Ok(subscriber
-            .map(move |message| request_of(&client, message, Some(listed.tally())))
-            .boxed())
+        Ok(subscriber.map(move |message| request_of(&client, message, Some(listed.tally()))).boxed())
     }
 
     async fn serve_agent(&self, agent: AgentId) -> Result<RequestStream, Fault> {

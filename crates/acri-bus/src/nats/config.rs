@@ -30,26 +30,12 @@ const FILES: [&str; 4] = [
 pub(super) struct Authored(Vec<(String, Map<String, Value>)>);
 
 impl Authored {
-    pub(super) fn with(
-        overrides: &BTreeMap<String, Map<String, Value>>,
-        buckets: bool,
-    ) -> Result<Self, Error> {
+    pub(super) fn with(overrides: &BTreeMap<String, Map<String, Value>>, buckets: bool) -> Result<Self, Error> {
         let mut streams = Vec::new();
         for file in FILES {
-            let mut config: Map<String, Value> =
-                serde_json::from_str(file).expect("a test reads every authored file");
-            let name = config
-                .get("name")
-                .and_then(Value::as_str)
-                .expect("a test looks for every name")
-                .to_owned();
-            config.extend(
-                overrides
-                    .get(&name)
-                    .into_iter()
-                    .flatten()
-                    .map(|(key, value)| (key.clone(), value.clone())),
-            );
+            let mut config: Map<String, Value> = serde_json::from_str(file).expect("a test reads every authored file");
+            let name = config.get("name").and_then(Value::as_str).expect("a test looks for every name").to_owned();
+            config.extend(overrides.get(&name).into_iter().flatten().map(|(key, value)| (key.clone(), value.clone())));
             streams.push((name, config));
         }
         match overrides.keys().find(|name| !streams.iter().any(|(stream, _)| stream == *name)) {
@@ -65,8 +51,7 @@ impl Authored {
         for (name, config) in &self.0 {
             let info = match ask(link, &format!("STREAM.INFO.{name}"), &Value::Null).await {
                 Err(ApiMiss::Api(error)) if error.err_code == NO_STREAM && provision => {
-                    ask(link, &format!("STREAM.CREATE.{name}"), &Value::Object(config.clone()))
-                        .await
+                    ask(link, &format!("STREAM.CREATE.{name}"), &Value::Object(config.clone())).await
                 }
                 Err(ApiMiss::Api(error)) if error.err_code == NO_STREAM => {
                     return Err(Error::Missing { stream: name.clone() });
@@ -122,11 +107,7 @@ fn is_default(value: &Value) -> bool {
     }
 }
 
-fn compare(
-    stream: &str,
-    authored: &Map<String, Value>,
-    echoed: &Map<String, Value>,
-) -> Result<(), Error> {
+fn compare(stream: &str, authored: &Map<String, Value>, echoed: &Map<String, Value>) -> Result<(), Error> {
     for (field, wanted) in authored {
         // Words for people: an operator may have his own.
         if field == "description" {
@@ -152,8 +133,7 @@ mod tests {
     use acri::{limits, subject::filter};
 
     fn config(name: &str) -> Map<String, Value> {
-        let authored =
-            Authored::with(&BTreeMap::new(), true).unwrap_or_else(|error| panic!("{error}"));
+        let authored = Authored::with(&BTreeMap::new(), true).unwrap_or_else(|error| panic!("{error}"));
         authored.0.into_iter().find(|(stream, _)| stream == name).unwrap().1
     }
 
@@ -161,10 +141,7 @@ mod tests {
     fn the_authored_files_carry_our_subjects_and_limits() {
         assert_eq!(config(EVENTS)["subjects"], serde_json::json!([filter::all_events()]));
         assert_eq!(config(LOGS)["subjects"], serde_json::json!([filter::all_logs()]));
-        assert!(
-            config(EVENTS)["max_msg_size"].as_u64().unwrap()
-                >= limits::EVENT_BODY_BYTES_MAX as u64 + 4096
-        );
+        assert!(config(EVENTS)["max_msg_size"].as_u64().unwrap() >= limits::EVENT_BODY_BYTES_MAX as u64 + 4096);
         assert_eq!(config(LOGS)["max_msg_size"], limits::FRAME_MESSAGE_BYTES_MAX);
         assert_eq!(config(NODES)["max_msgs_per_subject"], 1, "or short TTLs are raised in silence");
     }
@@ -178,10 +155,7 @@ mod tests {
         compare(NODES, &authored, &echoed).unwrap();
         echoed.remove("allow_msg_ttl");
         let error = compare(NODES, &authored, &echoed).unwrap_err();
-        assert!(
-            error.to_string().contains("allow_msg_ttl of stream KV_ACRI_NODES is null"),
-            "{error}"
-        );
+        assert!(error.to_string().contains("allow_msg_ttl of stream KV_ACRI_NODES is null"), "{error}");
     }
 
     #[test]

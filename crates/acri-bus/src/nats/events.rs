@@ -7,9 +7,7 @@ use super::{
     reader::{Plan, Reader},
     wire::{Ack, Got, IN_FLIGHT, Info, NO_MESSAGE, Stored, WRONG_LAST_SEQUENCE, malformed},
 };
-use crate::port::{
-    Append, Appended, EventSelection, EventStream, Events, Fault, Recorded, StreamFacts, Until,
-};
+use crate::port::{Append, Appended, EventSelection, EventStream, Events, Fault, Recorded, StreamFacts, Until};
 use acri::{AgentId, StreamSeq, Subject, limits::EVENT_BODY_BYTES_MAX, subject::filter};
 use async_nats::{HeaderMap, Message, header};
 use async_trait::async_trait;
@@ -70,30 +68,22 @@ pub(super) async fn facts(link: &Link, stream: &str) -> Result<StreamFacts, Faul
         .api(OPERATION, &format!("STREAM.INFO.{stream}"), &serde_json::Value::Null)
         .await
         .map_err(|miss| miss.into_fault(OPERATION))?;
-    let created = info.created.parse().map_err(|_| Fault::Malformed {
-        operation: OPERATION,
-        detail: "the time of its creation".to_owned(),
-    })?;
-    Ok(StreamFacts {
-        created,
-        first: StreamSeq(info.state.first_seq),
-        last: StreamSeq(info.state.last_seq),
-    })
+    let created = info
+        .created
+        .parse()
+        .map_err(|_| Fault::Malformed { operation: OPERATION, detail: "the time of its creation".to_owned() })?;
+    Ok(StreamFacts { created, first: StreamSeq(info.state.first_seq), last: StreamSeq(info.state.last_seq) })
 }
 
 #[async_trait]
 impl Events for NatsBus {
     async fn append(&self, append: &Append) -> Appended {
-        let refused =
-            |detail: String| Appended::Refused(Fault::Refused { operation: APPEND, detail });
+        let refused = |detail: String| Appended::Refused(Fault::Refused { operation: APPEND, detail });
         let Subject::Event(agent, ..) = &append.subject else {
             return refused(format!("{} is no event's subject", append.subject));
         };
         if append.bytes.len() > EVENT_BODY_BYTES_MAX {
-            return refused(format!(
-                "{} bytes, and {EVENT_BODY_BYTES_MAX} is the limit",
-                append.bytes.len()
-            ));
+            return refused(format!("{} bytes, and {EVENT_BODY_BYTES_MAX} is the limit", append.bytes.len()));
         }
         let mut headers = HeaderMap::new();
         headers.insert(header::NATS_MESSAGE_ID, append.id.to_string());
@@ -104,37 +94,20 @@ impl Events for NatsBus {
     }
 
     async fn last(&self, agent: AgentId) -> Result<Option<Recorded>, Fault> {
-        let Some(stored) =
-            last_under(&self.link, LAST, EVENTS, &filter::agent_events(agent)).await?
-        else {
+        let Some(stored) = last_under(&self.link, LAST, EVENTS, &filter::agent_events(agent)).await? else {
             return Ok(None);
         };
-        let subject =
-            stored.subject.parse().map_err(|_| malformed(LAST, stored.seq, "its subject"))?;
-        Ok(Some(Recorded {
-            seq: stored.seq(),
-            time: stored.time(LAST)?,
-            subject,
-            bytes: stored.body(LAST)?,
-        }))
+        let subject = stored.subject.parse().map_err(|_| malformed(LAST, stored.seq, "its subject"))?;
+        Ok(Some(Recorded { seq: stored.seq(), time: stored.time(LAST)?, subject, bytes: stored.body(LAST)? }))
     }
 
-    async fn read(
-        &self,
-        selection: EventSelection,
-        from: StreamSeq,
-        until: Until,
-    ) -> Result<EventStream, Fault> {
+    async fn read(&self, selection: EventSelection, from: StreamSeq, until: Until) -> Result<EventStream, Fault> {
         let filter = match selection {
             EventSelection::All => filter::all_events(),
             EventSelection::Agent(agent) => filter::agent_events(agent),
             EventSelection::Run(agent, run) => filter::run_events(agent, run),
         };
-        let reader = Reader::begin(
-            &self.link,
-            Plan { operation: READ, stream: EVENTS, filter, from, until },
-        )
-        .await?;
+        let reader = Reader::begin(&self.link, Plan { operation: READ, stream: EVENTS, filter, from, until }).await?;
         let events = reader.messages().filter_map(|message| {
             std::future::ready(match message {
                 Err(fault) => Some(Err(fault)),

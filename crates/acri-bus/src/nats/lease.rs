@@ -68,8 +68,7 @@ impl NatsBus {
     ) -> Leased {
         let mut headers = headers;
         headers.insert(header::NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, expect.to_string());
-        match appended(operation, self.link.publish(operation, &subject(key), headers, body).await)
-        {
+        match appended(operation, self.link.publish(operation, &subject(key), headers, body).await) {
             Appended::Stored(seq) => Leased::Written(seq),
             Appended::Conflict => Leased::Lost,
             Appended::InFlight => {
@@ -92,13 +91,7 @@ fn now_micros() -> i64 {
 
 #[async_trait]
 impl Leases for NatsBus {
-    async fn write_lease(
-        &self,
-        incarnation: Incarnation,
-        node: &NodeId,
-        expect: StreamSeq,
-        ttl: Duration,
-    ) -> Leased {
+    async fn write_lease(&self, incarnation: Incarnation, node: &NodeId, expect: StreamSeq, ttl: Duration) -> Leased {
         let mut headers = HeaderMap::new();
         // Whole seconds, at least one; a lease rather lasts longer than it was asked for.
         let seconds = ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0);
@@ -129,10 +122,7 @@ impl Leases for NatsBus {
             let page = u64::try_from(info.state.subjects.len()).unwrap_or(u64::MAX);
             // A key of another shape is not a lease.
             keys.extend(
-                info.state
-                    .subjects
-                    .keys()
-                    .filter_map(|key| key.strip_prefix(PREFIX)?.parse::<Incarnation>().ok()),
+                info.state.subjects.keys().filter_map(|key| key.strip_prefix(PREFIX)?.parse::<Incarnation>().ok()),
             );
             offset = offset.saturating_add(page);
             if page == 0 || offset >= info.total {
@@ -148,22 +138,15 @@ impl Leases for NatsBus {
         Ok(entries.into_iter().filter(|(_, entry)| *entry != LeaseEntry::Absent).collect())
     }
 
-    async fn collect_tombstone(
-        &self,
-        incarnation: Incarnation,
-        revision: StreamSeq,
-    ) -> Result<(), Fault> {
+    async fn collect_tombstone(&self, incarnation: Incarnation, revision: StreamSeq) -> Result<(), Fault> {
         let refused = |detail: String| Fault::Refused { operation: COLLECT, detail };
         let method = format!("STREAM.MSG.GET.{NODES}");
-        let stored =
-            match self.link.api::<Got>(COLLECT, &method, &json!({ "seq": revision.0 })).await {
-                Ok(got) => got.message,
-                Err(ApiMiss::Api(error)) if error.err_code == NO_MESSAGE => return Ok(()),
-                Err(miss) => return Err(miss.into_fault(COLLECT)),
-            };
-        if stored.subject != subject(incarnation)
-            || entry(Some(stored))? != LeaseEntry::Fenced(revision)
-        {
+        let stored = match self.link.api::<Got>(COLLECT, &method, &json!({ "seq": revision.0 })).await {
+            Ok(got) => got.message,
+            Err(ApiMiss::Api(error)) if error.err_code == NO_MESSAGE => return Ok(()),
+            Err(miss) => return Err(miss.into_fault(COLLECT)),
+        };
+        if stored.subject != subject(incarnation) || entry(Some(stored))? != LeaseEntry::Fenced(revision) {
             return Err(refused(format!("revision {revision} is no tombstone of {incarnation}")));
         }
         // A delete by sequence leaves no marker, over which the fenced could write again.
@@ -182,10 +165,8 @@ impl Leases for NatsBus {
             .map_err(|miss| miss.into_fault(CLOCK))?;
         let after = now_micros();
         let told: Option<Timestamp> = info.ts.and_then(|text| text.parse().ok());
-        let told = told.ok_or_else(|| Fault::Malformed {
-            operation: CLOCK,
-            detail: "no time in the answer".to_owned(),
-        })?;
+        let told =
+            told.ok_or_else(|| Fault::Malformed { operation: CLOCK, detail: "no time in the answer".to_owned() })?;
         // The answer was made somewhere between the two; half way is the best guess.
         Ok(told.as_micros() - (before + (after - before) / 2))
     }

@@ -8,8 +8,8 @@
 use super::{Error, config::Authored, wire::ApiError};
 use crate::{Version, port::Fault};
 use async_nats::{
-    Client, ConnectOptions, Event, HeaderMap, Message, Request, RequestErrorKind, ServerAddr,
-    ServerError, Subscriber, connection::State,
+    Client, ConnectOptions, Event, HeaderMap, Message, Request, RequestErrorKind, ServerAddr, ServerError, Subscriber,
+    connection::State,
 };
 use bytes::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
@@ -99,9 +99,7 @@ impl Miss {
     pub(super) fn into_fault(self, operation: &'static str) -> Fault {
         match self {
             Self::Unknown(fault) | Self::Refused(fault) => fault,
-            Self::NoResponders => {
-                Fault::Unavailable { operation, detail: "nobody answers".to_owned() }
-            }
+            Self::NoResponders => Fault::Unavailable { operation, detail: "nobody answers".to_owned() },
         }
     }
 }
@@ -136,20 +134,14 @@ impl Shared {
             Event::Closed => {
                 self.losses.fetch_add(1, Ordering::SeqCst);
                 let detail = "the connection was closed".to_owned();
-                self.gate.send_replace(Gate::Closed(Fault::Unavailable {
-                    operation: "use the bus",
-                    detail,
-                }));
+                self.gate.send_replace(Gate::Closed(Fault::Unavailable { operation: "use the bus", detail }));
             }
             Event::Connected => self.wake.notify_one(),
             // One for each message: a flood must not become a flood of lines.
             Event::SlowConsumer(_) => {
                 let dropped = self.dropped.fetch_add(1, Ordering::Relaxed) + 1;
                 if dropped.is_power_of_two() {
-                    tracing::warn!(
-                        dropped,
-                        "a subscription is full, its newest messages are dropped"
-                    );
+                    tracing::warn!(dropped, "a subscription is full, its newest messages are dropped");
                 }
             }
             Event::ServerError(ServerError::Other(text)) => {
@@ -215,10 +207,7 @@ impl Link {
             told.on_event(event);
             std::future::ready(())
         });
-        let client = options
-            .connect(urls)
-            .await
-            .map_err(|error| Error::Connect { detail: error.to_string() })?;
+        let client = options.connect(urls).await.map_err(|error| Error::Connect { detail: error.to_string() })?;
         let link = Arc::new(Self {
             client,
             shared,
@@ -271,8 +260,7 @@ impl Link {
             Ok(version) if version >= Version::FLOOR => {}
             _ => return Err(Error::TooOld { found: info.version.chars().take(80).collect() }),
         }
-        let setting =
-            |field, found: String, wanted: String| Err(Error::Server { field, found, wanted });
+        let setting = |field, found: String, wanted: String| Err(Error::Server { field, found, wanted });
         if !info.jetstream {
             return setting("jetstream", "off".to_owned(), "on".to_owned());
         }
@@ -284,14 +272,9 @@ impl Link {
     }
 
     /// Waits until the gate is open, and names the connection.
-    pub(super) async fn ready(
-        &self,
-        operation: &'static str,
-        within: Duration,
-    ) -> Result<u64, Miss> {
+    pub(super) async fn ready(&self, operation: &'static str, within: Duration) -> Result<u64, Miss> {
         let mut gate = self.gate();
-        let known =
-            tokio::time::timeout(within, gate.wait_for(|gate| !matches!(gate, Gate::Shut))).await;
+        let known = tokio::time::timeout(within, gate.wait_for(|gate| !matches!(gate, Gate::Shut))).await;
         let known = match known {
             Ok(Ok(known)) => known.clone(),
             Ok(Err(_)) | Err(_) => Gate::Shut,
@@ -299,10 +282,9 @@ impl Link {
         match known {
             Gate::Open(connection) => Ok(connection),
             Gate::Closed(fault) => Err(Miss::Refused(fault)),
-            Gate::Shut => Err(Miss::Unknown(Fault::Unavailable {
-                operation,
-                detail: "the bus is not connected".to_owned(),
-            })),
+            Gate::Shut => {
+                Err(Miss::Unknown(Fault::Unavailable { operation, detail: "the bus is not connected".to_owned() }))
+            }
         }
     }
 
@@ -318,8 +300,7 @@ impl Link {
         let deadline = Instant::now() + within;
         let connection = self.ready(operation, within).await?;
         let mut gate = self.gate();
-        let lost =
-            gate.wait_for(|gate| !matches!(gate, Gate::Open(current) if *current == connection));
+        let lost = gate.wait_for(|gate| !matches!(gate, Gate::Open(current) if *current == connection));
         tokio::select! {
             answer = self.ask(operation, subject, headers, body, deadline) => answer,
             _ = lost => {
@@ -356,10 +337,7 @@ impl Link {
             }
         };
         // The library's time-out does not cover its own full queue.
-        let sent = tokio::time::timeout_at(
-            deadline,
-            self.client.send_request(subject.to_owned(), request),
-        );
+        let sent = tokio::time::timeout_at(deadline, self.client.send_request(subject.to_owned(), request));
         let answer = tokio::select! {
             answer = sent => answer,
             () = denied => {
@@ -431,18 +409,14 @@ impl Link {
             Some(queue) => self.client.queue_subscribe(subject.to_owned(), queue.to_owned()).await,
             None => self.client.subscribe(subject.to_owned()).await,
         };
-        let subscriber =
-            subscribed.map_err(|error| Fault::Refused { operation, detail: error.to_string() })?;
+        let subscriber = subscribed.map_err(|error| Fault::Refused { operation, detail: error.to_string() })?;
         self.settle(operation).await?;
         // The server's refusal came before that answer, and is told by another task.
         for _ in 0..YIELDS {
             tokio::task::yield_now().await;
         }
         if self.shared.denied_since(since, subject) {
-            return Err(Fault::Refused {
-                operation,
-                detail: format!("no permission to subscribe to {subject}"),
-            });
+            return Err(Fault::Refused { operation, detail: format!("no permission to subscribe to {subject}") });
         }
         Ok(subscriber)
     }
@@ -458,8 +432,7 @@ impl Link {
         let covered = self.subscribed.load(Ordering::SeqCst);
         // Any answer will do; to this request the server has one without a look.
         let nothing = serde_json::json!({});
-        match self.api::<serde_json::Value>(operation, "STREAM.MSG.GET.ACRI_EVENTS", &nothing).await
-        {
+        match self.api::<serde_json::Value>(operation, "STREAM.MSG.GET.ACRI_EVENTS", &nothing).await {
             Ok(_) | Err(ApiMiss::Api(_)) => {
                 *settled = covered;
                 Ok(())
@@ -469,10 +442,7 @@ impl Link {
     }
 }
 
-fn parsed<T: DeserializeOwned>(
-    operation: &'static str,
-    answer: Result<Message, Miss>,
-) -> Result<T, ApiMiss> {
+fn parsed<T: DeserializeOwned>(operation: &'static str, answer: Result<Message, Miss>) -> Result<T, ApiMiss> {
     #[derive(serde::Deserialize)]
     struct Failure {
         error: ApiError,
@@ -530,10 +500,7 @@ async fn watch_over(link: Weak<Link>, shared: Arc<Shared>, mut known: Identity) 
                 tracing::error!(%error, "bus server refused");
                 known = link.identity();
                 let detail = error.to_string();
-                shared.gate.send_replace(Gate::Closed(Fault::Refused {
-                    operation: "use the bus",
-                    detail,
-                }));
+                shared.gate.send_replace(Gate::Closed(Fault::Refused { operation: "use the bus", detail }));
             }
         }
     }

@@ -7,9 +7,7 @@ use super::{
     reader::{Plan, Reader},
     wire::malformed,
 };
-use crate::port::{
-    Appended, Fault, FrameAppend, FrameStream, Logs, RecordedFrame, StreamFacts, Until,
-};
+use crate::port::{Appended, Fault, FrameAppend, FrameStream, Logs, RecordedFrame, StreamFacts, Until};
 use acri::{
     AgentId, Epoch, RunId, StreamSeq, Subject,
     log::header::{EPOCH, RESUME},
@@ -40,10 +38,7 @@ impl Logs for NatsBus {
         headers.insert(EPOCH, append.epoch.to_string());
         headers.insert(RESUME, STANDARD.encode(&append.resume));
         let subject = Subject::Log(append.agent, append.run).to_string();
-        match appended(
-            APPEND,
-            self.link.publish(APPEND, &subject, headers, append.bytes.clone()).await,
-        ) {
+        match appended(APPEND, self.link.publish(APPEND, &subject, headers, append.bytes.clone()).await) {
             // Without a message id there are none; whoever says so is no stream of ours.
             Appended::Duplicate(seq) => {
                 let detail = format!("a duplicate at sequence {seq}, without an id");
@@ -53,11 +48,7 @@ impl Logs for NatsBus {
         }
     }
 
-    async fn last_frame(
-        &self,
-        agent: AgentId,
-        run: Option<RunId>,
-    ) -> Result<Option<RecordedFrame>, Fault> {
+    async fn last_frame(&self, agent: AgentId, run: Option<RunId>) -> Result<Option<RecordedFrame>, Fault> {
         let subject = Subject::Log(agent, run).to_string();
         let Some(stored) = last_under(&self.link, LAST, LOGS, &subject).await? else {
             return Ok(None);
@@ -81,18 +72,11 @@ impl Logs for NatsBus {
         until: Until,
     ) -> Result<FrameStream, Fault> {
         let filter = Subject::Log(agent, run).to_string();
-        let reader =
-            Reader::begin(&self.link, Plan { operation: READ, stream: LOGS, filter, from, until })
-                .await?;
+        let reader = Reader::begin(&self.link, Plan { operation: READ, stream: LOGS, filter, from, until }).await?;
         let frames = reader.messages().map(|message| {
             let (delivery, message) = message?;
-            let header = |name| {
-                message
-                    .headers
-                    .as_ref()
-                    .and_then(|headers| headers.get(name))
-                    .map(|value| value.as_str())
-            };
+            let header =
+                |name| message.headers.as_ref().and_then(|headers| headers.get(name)).map(|value| value.as_str());
             let bad = |what: &str| malformed(READ, delivery.stream_seq, what);
             Ok(RecordedFrame {
                 seq: StreamSeq(delivery.stream_seq),

@@ -116,10 +116,7 @@ pub enum Error {
         detail: String,
     },
     /// The server is too old: it would drop what it does not know in silence.
-    #[error(
-        "use this bus: nats-server is version {found}, and {} is the oldest that will do",
-        Version::FLOOR
-    )]
+    #[error("use this bus: nats-server is version {found}, and {} is the oldest that will do", Version::FLOOR)]
     TooOld {
         /// What it says that it is.
         found: String,
@@ -190,15 +187,11 @@ impl NatsBus {
             .urls
             .iter()
             .enumerate()
-            .map(|(index, url)| {
-                url.parse::<ServerAddr>().map_err(|source| Error::Url { index: index + 1, source })
-            })
+            .map(|(index, url)| url.parse::<ServerAddr>().map_err(|source| Error::Url { index: index + 1, source }))
             .collect::<Result<Vec<_>, _>>()?;
         let connect = connect_options(&options, &urls).await?;
-        let limits = Limits {
-            timeout: options.ack_timeout.unwrap_or(ACK_TIMEOUT),
-            messages_max: messages_max(&options),
-        };
+        let limits =
+            Limits { timeout: options.ack_timeout.unwrap_or(ACK_TIMEOUT), messages_max: messages_max(&options) };
         let link = Link::open(connect, urls, config, limits, options.provision).await?;
         let service = Arc::new(service::Service::new(&link));
         Ok(Self { link, service })
@@ -220,10 +213,7 @@ impl NatsBus {
 }
 
 fn messages_max(options: &Options) -> usize {
-    options
-        .subscription_messages_max
-        .unwrap_or(SUBSCRIPTION_MESSAGES_MAX)
-        .max(SUBSCRIPTION_MESSAGES_MIN)
+    options.subscription_messages_max.unwrap_or(SUBSCRIPTION_MESSAGES_MAX).max(SUBSCRIPTION_MESSAGES_MIN)
 }
 
 async fn connect_options(options: &Options, urls: &[ServerAddr]) -> Result<ConnectOptions, Error> {

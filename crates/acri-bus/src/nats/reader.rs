@@ -94,11 +94,7 @@ impl Reader {
         let (target, created) = match plan.until {
             Until::Dropped => {
                 let info: Info = link
-                    .api(
-                        operation,
-                        &format!("STREAM.INFO.{}", plan.stream),
-                        &serde_json::Value::Null,
-                    )
+                    .api(operation, &format!("STREAM.INFO.{}", plan.stream), &serde_json::Value::Null)
                     .await
                     .map_err(|miss| miss.into_fault(operation))?;
                 (None, Some(info.created))
@@ -123,9 +119,7 @@ impl Reader {
     }
 
     /// The messages, until the end, or until a fault.
-    pub(super) fn messages(
-        self,
-    ) -> impl Stream<Item = Result<(Delivery, Message), Fault>> + Send + 'static {
+    pub(super) fn messages(self) -> impl Stream<Item = Result<(Delivery, Message), Fault>> + Send + 'static {
         futures_util::stream::unfold(Some(self), |reader| async move {
             let mut reader = reader?;
             match reader.next().await {
@@ -154,6 +148,7 @@ impl Reader {
                 Some((Heard::Nothing, _)) => {}
                 Some((Heard::Idle, _)) => {
                     self.silent_since = Instant::now();
+                    self.failures = 0;
                     if self.nothing_left().await? {
                         return Ok(None);
                     }
@@ -234,11 +229,7 @@ impl Reader {
         let operation = self.plan.operation;
         let fault = |miss: ApiMiss| miss.into_fault(operation);
         // A subscription lives on over a reconnect, the pulls that it waits for do not.
-        let connection = self
-            .link
-            .ready(operation, ANSWER_TIMEOUT)
-            .await
-            .map_err(|miss| miss.into_fault(operation))?;
+        let connection = self.link.ready(operation, ANSWER_TIMEOUT).await.map_err(|miss| miss.into_fault(operation))?;
         if self.opened_before {
             self.same_stream().await?;
         }
@@ -266,8 +257,7 @@ impl Reader {
                 "mem_storage": true,
             },
         });
-        let method =
-            format!("CONSUMER.CREATE.{}.{consumer}.{}", self.plan.stream, self.plan.filter);
+        let method = format!("CONSUMER.CREATE.{}.{consumer}.{}", self.plan.stream, self.plan.filter);
         let made: Consumer = self.link.api(operation, &method, &request).await.map_err(fault)?;
         self.session = Some(Session {
             subscriber,
@@ -302,11 +292,7 @@ impl Reader {
             return refused(format!("the stream of {created} is another now, of {}", info.created));
         }
         if info.state.last_seq + 1 < self.next {
-            return refused(format!(
-                "the stream was rolled back from {} to {}",
-                self.next - 1,
-                info.state.last_seq
-            ));
+            return refused(format!("the stream was rolled back from {} to {}", self.next - 1, info.state.last_seq));
         }
         Ok(())
     }
@@ -336,10 +322,8 @@ impl Reader {
     async fn pull(&mut self) -> Result<(), Fault> {
         let heartbeat = self.heartbeat();
         let Some(session) = &mut self.session else { return Ok(()) };
-        let messages =
-            i64::try_from(PULL_MESSAGES_MAX.min(self.link.messages_max() / 4)).unwrap_or(i64::MAX);
-        let enough =
-            session.messages_asked > messages / 2 && session.bytes_asked > PULL_BYTES_MAX / 2;
+        let messages = i64::try_from(PULL_MESSAGES_MAX.min(self.link.messages_max() / 4)).unwrap_or(i64::MAX);
+        let enough = session.messages_asked > messages / 2 && session.bytes_asked > PULL_BYTES_MAX / 2;
         if enough {
             return Ok(());
         }
@@ -350,13 +334,11 @@ impl Reader {
             "idle_heartbeat": u64::try_from(heartbeat.as_nanos()).unwrap_or(u64::MAX),
         });
         let body = Bytes::from(serde_json::to_vec(&request).expect("a request is plain data"));
-        let subject =
-            format!("$JS.API.CONSUMER.MSG.NEXT.{}.{}", self.plan.stream, session.consumer);
+        let subject = format!("$JS.API.CONSUMER.MSG.NEXT.{}.{}", self.plan.stream, session.consumer);
         session.messages_asked += messages;
         session.bytes_asked = (session.bytes_asked + PULL_BYTES_MAX).min(2 * PULL_BYTES_MAX);
         let operation = self.plan.operation;
-        let sent =
-            self.link.client().publish_with_reply(subject, session.inbox.clone(), body).await;
+        let sent = self.link.client().publish_with_reply(subject, session.inbox.clone(), body).await;
         sent.map_err(|error| Fault::Unavailable { operation, detail: error.to_string() })
     }
 
@@ -372,9 +354,7 @@ impl Reader {
             Some(message) => message?,
             None => {
                 let mut gate = self.link.gate();
-                let lost = gate.wait_for(
-                    |gate| !matches!(gate, Gate::Open(current) if *current == connection),
-                );
+                let lost = gate.wait_for(|gate| !matches!(gate, Gate::Open(current) if *current == connection));
                 tokio::select! {
                     message = tokio::time::timeout(silence, session.subscriber.next()) => message.ok()??,
                     _ = lost => return None,

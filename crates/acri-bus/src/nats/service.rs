@@ -101,8 +101,7 @@ impl Service {
         let inbox = link.client().new_inbox();
         Self {
             id: inbox.rsplit('.').next().unwrap_or(&inbox).to_owned(),
-            started: DateTime::<Utc>::from(SystemTime::now())
-                .to_rfc3339_opts(SecondsFormat::Nanos, true),
+            started: DateTime::<Utc>::from(SystemTime::now()).to_rfc3339_opts(SecondsFormat::Nanos, true),
             endpoints: Arc::default(),
             next: AtomicU64::new(0),
             task: tokio::sync::Mutex::new(None),
@@ -117,8 +116,7 @@ impl Service {
         }
         let mut subscriber = link.subscribe(OPERATION, "$SRV.>", None).await?;
         let client = link.client().clone();
-        let (id, started, endpoints) =
-            (self.id.clone(), self.started.clone(), Arc::clone(&self.endpoints));
+        let (id, started, endpoints) = (self.id.clone(), self.started.clone(), Arc::clone(&self.endpoints));
         *task = Some(Task(tokio::spawn(async move {
             while let Some(message) = subscriber.next().await {
                 if let Some(body) = answer(&id, &started, &endpoints, &message.subject) {
@@ -133,11 +131,7 @@ impl Service {
         let key = self.next.fetch_add(1, Ordering::Relaxed);
         let tally = Arc::new(Tally::default());
         // A colon is no part of a service's names.
-        let endpoint = Endpoint {
-            name: harness.as_str().replace(':', "_"),
-            subject,
-            tally: Arc::clone(&tally),
-        };
+        let endpoint = Endpoint { name: harness.as_str().replace(':', "_"), subject, tally: Arc::clone(&tally) };
         self.endpoints.lock().unwrap_or_else(PoisonError::into_inner).insert(key, endpoint);
         Listed { key, tally, endpoints: Arc::downgrade(&self.endpoints) }
     }
@@ -155,8 +149,7 @@ async fn send(client: &Client, message: Message, body: &Value) {
 fn answer(id: &str, started: &str, endpoints: &Endpoints, subject: &str) -> Option<Value> {
     let mut tokens = subject.split('.').skip(1);
     let verb = tokens.next()?;
-    let ours = tokens.next().is_none_or(|name| name == NAME)
-        && tokens.next().is_none_or(|wanted| wanted == id);
+    let ours = tokens.next().is_none_or(|name| name == NAME) && tokens.next().is_none_or(|wanted| wanted == id);
     if !ours || tokens.next().is_some() {
         return None;
     }
@@ -211,13 +204,7 @@ mod tests {
         for subject in ["$SRV.PING", "$SRV.INFO.acri", "$SRV.STATS.acri.one"] {
             assert!(ask(subject).is_some(), "{subject}");
         }
-        for subject in [
-            "$SRV.PING.other",
-            "$SRV.PING.acri.two",
-            "$SRV.DANCE",
-            "$SRV",
-            "$SRV.PING.acri.one.more",
-        ] {
+        for subject in ["$SRV.PING.other", "$SRV.PING.acri.two", "$SRV.DANCE", "$SRV", "$SRV.PING.acri.one.more"] {
             assert!(ask(subject).is_none(), "{subject}");
         }
         assert_eq!(ask("$SRV.PING").unwrap()["type"], "io.nats.micro.v1.ping_response");

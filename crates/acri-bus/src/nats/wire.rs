@@ -42,11 +42,7 @@ impl ApiError {
     pub(super) fn into_fault(self, operation: &'static str) -> Fault {
         let absence = self.is_absence();
         let detail = format!("{} ({})", self.description, self.err_code);
-        if absence {
-            Fault::Unavailable { operation, detail }
-        } else {
-            Fault::Refused { operation, detail }
-        }
+        if absence { Fault::Unavailable { operation, detail } } else { Fault::Refused { operation, detail } }
     }
 }
 
@@ -87,16 +83,11 @@ impl Stored {
     }
 
     pub(super) fn body(&self, operation: &'static str) -> Result<Bytes, Fault> {
-        STANDARD
-            .decode(&self.data)
-            .map(Bytes::from)
-            .map_err(|_| malformed(operation, self.seq, "its body"))
+        STANDARD.decode(&self.data).map(Bytes::from).map_err(|_| malformed(operation, self.seq, "its body"))
     }
 
     pub(super) fn headers(&self, operation: &'static str) -> Result<Headers, Fault> {
-        let bytes = STANDARD
-            .decode(&self.hdrs)
-            .map_err(|_| malformed(operation, self.seq, "its headers"))?;
+        let bytes = STANDARD.decode(&self.hdrs).map_err(|_| malformed(operation, self.seq, "its headers"))?;
         Ok(Headers(String::from_utf8_lossy(&bytes).into_owned()))
     }
 }
@@ -169,8 +160,7 @@ impl Delivery {
         };
         let mut numbers = reply.strip_prefix("$JS.ACK.").map(|_| reply.split('.').skip(before))?;
         let mut number = || numbers.next()?.parse::<u64>().ok();
-        let (stream_seq, consumer_seq, nanos, pending) =
-            (number()?, number()?, number()?, number()?);
+        let (stream_seq, consumer_seq, nanos, pending) = (number()?, number()?, number()?, number()?);
         let time = Timestamp::from_micros(i64::try_from(nanos / 1000).ok()?);
         Some(Self { stream_seq, consumer_seq, time, pending })
     }

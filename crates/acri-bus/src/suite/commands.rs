@@ -1,9 +1,6 @@
 //! Requests, replies and heartbeats.
 
-use super::{
-    ARRIVAL_TIMEOUT, BusFactory, LOOK_EVERY, Outcome, agent, arrives, case_list, ensure, run_id,
-    text,
-};
+use super::{ARRIVAL_TIMEOUT, BusFactory, LOOK_EVERY, Outcome, agent, arrives, case_list, ensure, run_id, text};
 use crate::port::{Answer, Fault, Request, RequestError, SharedBus};
 use acri::{
     HarnessType, Subject,
@@ -59,29 +56,21 @@ async fn nobody_answers_where_nobody_listens(factory: &dyn BusFactory) -> Outcom
 }
 
 async fn a_request_is_answered_in_kind(factory: &dyn BusFactory) -> Outcome {
-    let (owner, client, agent, run) =
-        (factory.client().await, factory.client().await, agent(), run_id());
+    let (owner, client, agent, run) = (factory.client().await, factory.client().await, agent(), run_id());
     let mut requests = owner.serve_agent(agent).await.map_err(|fault| text(&fault))?;
-    let subjects =
-        [Subject::Agent(agent, AgentVerb::Start), Subject::Run(agent, run, RunVerb::Kill)];
+    let subjects = [Subject::Agent(agent, AgentVerb::Start), Subject::Run(agent, run, RunVerb::Kill)];
     for (subject, format) in subjects.into_iter().zip([Format::MessagePack, Format::Json]) {
         let serve = async {
             let request = arrives(&mut requests, "a request").await?;
             ensure!(request.subject == subject.to_string(), "{request:?} for {subject}");
-            ensure!(
-                request.format == Some(format) && request.body == "body".as_bytes(),
-                "{request:?}"
-            );
+            ensure!(request.format == Some(format) && request.body == "body".as_bytes(), "{request:?}");
             answer_with(request, ok(format, "answer")).await
         };
         let asked = client.request(&subject, format, Bytes::from_static(b"body"), ARRIVAL_TIMEOUT);
         let (served, answer) = tokio::join!(serve, asked);
         served?;
         let answer = answer.map_err(|error| error.to_string())?;
-        ensure!(
-            answer.format == format && answer.body == "answer".as_bytes() && answer.error.is_none(),
-            "{answer:?}"
-        );
+        ensure!(answer.format == format && answer.body == "answer".as_bytes() && answer.error.is_none(), "{answer:?}");
     }
     Ok(())
 }
@@ -92,8 +81,7 @@ async fn an_error_travels_with_its_code(factory: &dyn BusFactory) -> Outcome {
     let subject = Subject::Agent(agent, AgentVerb::Remove);
     let serve = async {
         let request = arrives(&mut requests, "a request").await?;
-        let answer =
-            Answer { error: Some((409, "a run is open".to_owned())), ..ok(Format::Json, "{}") };
+        let answer = Answer { error: Some((409, "a run is open".to_owned())), ..ok(Format::Json, "{}") };
         answer_with(request, answer).await
     };
     let (served, answer) = tokio::join!(serve, ask(&client, &subject, ARRIVAL_TIMEOUT));
@@ -106,8 +94,7 @@ async fn an_error_travels_with_its_code(factory: &dyn BusFactory) -> Outcome {
 async fn a_request_without_an_answer_times_out(factory: &dyn BusFactory) -> Outcome {
     let (owner, client, agent) = (factory.client().await, factory.client().await, agent());
     let _requests = owner.serve_agent(agent).await.map_err(|fault| text(&fault))?;
-    let answer =
-        ask(&client, &Subject::Agent(agent, AgentVerb::Status), Duration::from_millis(100)).await;
+    let answer = ask(&client, &Subject::Agent(agent, AgentVerb::Status), Duration::from_millis(100)).await;
     let told = matches!(&answer, Err(RequestError::Fault(Fault::Unavailable { .. })));
     ensure!(told, "{answer:?}");
     Ok(())
@@ -142,8 +129,7 @@ async fn a_dropped_listener_is_gone(factory: &dyn BusFactory) -> Outcome {
     drop(owner.serve_agent(agent).await.map_err(|fault| text(&fault))?);
     let gone = async {
         while !matches!(
-            ask(&client, &Subject::Agent(agent, AgentVerb::Status), Duration::from_millis(200))
-                .await,
+            ask(&client, &Subject::Agent(agent, AgentVerb::Status), Duration::from_millis(200)).await,
             Err(RequestError::NoResponders(_))
         ) {
             tokio::time::sleep(LOOK_EVERY).await;
@@ -153,10 +139,8 @@ async fn a_dropped_listener_is_gone(factory: &dyn BusFactory) -> Outcome {
 }
 
 async fn a_harness_request_goes_to_one_of_many(factory: &dyn BusFactory) -> Outcome {
-    let harness: HarnessType =
-        format!("suite-{}", uuid::Uuid::new_v4().simple()).parse().expect("it is a name");
-    let (one, other, client) =
-        (factory.client().await, factory.client().await, factory.client().await);
+    let harness: HarnessType = format!("suite-{}", uuid::Uuid::new_v4().simple()).parse().expect("it is a name");
+    let (one, other, client) = (factory.client().await, factory.client().await, factory.client().await);
     let left = one.serve_harness(&harness).await.map_err(|fault| text(&fault))?;
     let right = other.serve_harness(&harness).await.map_err(|fault| text(&fault))?;
     let count = std::sync::atomic::AtomicU64::new(0);
@@ -195,18 +179,14 @@ async fn a_hostile_reply_subject_is_not_answered(factory: &dyn BusFactory) -> Ou
             }
         });
         let answered = factory.raw_request(&subject, reply, "application/json", handled).await;
-        ensure!(
-            offered == Some(false) && !answered,
-            "{reply}: offered {offered:?}, answered {answered}"
-        );
+        ensure!(offered == Some(false) && !answered, "{reply}: offered {offered:?}, answered {answered}");
     }
     let handled = Box::pin(async {
         if let Ok(request) = arrives(&mut requests, "a request").await {
             drop(answer_with(request, ok(Format::Json, "{}")).await);
         }
     });
-    let answered =
-        factory.raw_request(&subject, "_INBOX_suite.1", "application/json", handled).await;
+    let answered = factory.raw_request(&subject, "_INBOX_suite.1", "application/json", handled).await;
     ensure!(answered, "an inbox was not answered");
     Ok(())
 }

@@ -1,8 +1,7 @@
 //! Appending and reading events.
 
 use super::{
-    BusFactory, Outcome, agent, all, arrives, case_list, chain, ensure, event, event_of, run_id,
-    stored, text,
+    BusFactory, Outcome, agent, all, arrives, case_list, chain, ensure, event, event_of, run_id, stored, text,
 };
 use crate::port::{Appended, EventSelection, Until};
 use acri::{EventId, StreamSeq, limits::EVENT_BODY_BYTES_MAX};
@@ -34,15 +33,11 @@ async fn the_first_event_of_an_agent_is_stored_once(factory: &dyn BusFactory) ->
     let (one, other) = (factory.client().await, factory.client().await);
     for _ in 0..20 {
         let agent = agent();
-        let (left, right) =
-            (event(agent, StreamSeq(0), "left"), event(agent, StreamSeq(0), "right"));
+        let (left, right) = (event(agent, StreamSeq(0), "left"), event(agent, StreamSeq(0), "right"));
         let (left, right) = tokio::join!(one.append(&left), other.append(&right));
-        let won =
-            [&left, &right].iter().filter(|answer| matches!(answer, Appended::Stored(_))).count();
-        let lost = [&left, &right]
-            .iter()
-            .filter(|answer| matches!(answer, Appended::Conflict | Appended::InFlight))
-            .count();
+        let won = [&left, &right].iter().filter(|answer| matches!(answer, Appended::Stored(_))).count();
+        let lost =
+            [&left, &right].iter().filter(|answer| matches!(answer, Appended::Conflict | Appended::InFlight)).count();
         ensure!(won == 1 && lost == 1, "{left:?} and {right:?}");
     }
     Ok(())
@@ -63,13 +58,10 @@ async fn a_stale_expectation_is_refused(factory: &dyn BusFactory) -> Outcome {
 async fn the_check_covers_every_run_of_the_agent(factory: &dyn BusFactory) -> Outcome {
     let (bus, agent, old, new) = (factory.client().await, agent(), run_id(), run_id());
     let first = stored(bus.append(&event(agent, StreamSeq(0), "created")).await)?;
-    let second =
-        stored(bus.append(&event_of(agent, Some(old), "run.accepted", first, "old")).await)?;
+    let second = stored(bus.append(&event_of(agent, Some(old), "run.accepted", first, "old")).await)?;
     let fence = stored(bus.append(&event(agent, second, "assigned")).await)?;
     // A former owner, who does not know of the fence: in his run, in a new one, for the agent.
-    for (run, kind) in
-        [(Some(old), "run.started"), (Some(new), "run.accepted"), (None, "agent.removed")]
-    {
+    for (run, kind) in [(Some(old), "run.started"), (Some(new), "run.accepted"), (None, "agent.removed")] {
         let answer = bus.append(&event_of(agent, run, kind, second, "late")).await;
         ensure!(answer == Appended::Conflict, "{kind} of the former owner: {answer:?}");
     }
@@ -97,10 +89,7 @@ async fn an_exact_repeat_is_no_second_event(factory: &dyn BusFactory) -> Outcome
         last.as_ref().is_some_and(|last| last.seq == seq && last.bytes == append.bytes),
         "the last event is {last:?}"
     );
-    let read = bus
-        .read(EventSelection::Agent(agent), StreamSeq(1), Until::Now)
-        .await
-        .map_err(|fault| text(&fault))?;
+    let read = bus.read(EventSelection::Agent(agent), StreamSeq(1), Until::Now).await.map_err(|fault| text(&fault))?;
     let events = all(read).await?;
     ensure!(events.len() == 1, "{} events of one", events.len());
     Ok(())
@@ -115,10 +104,7 @@ async fn a_used_id_never_stores_another_body(factory: &dyn BusFactory) -> Outcom
     let answer = bus.append(&second).await;
     ensure!(answer == Appended::Duplicate(seq), "a used id with another body: {answer:?}");
     let last = bus.last(agent).await.map_err(|fault| text(&fault))?;
-    ensure!(
-        last.as_ref().is_some_and(|last| last.bytes == first.bytes),
-        "the last event is {last:?}"
-    );
+    ensure!(last.as_ref().is_some_and(|last| last.bytes == first.bytes), "the last event is {last:?}");
     second.id = EventId::from_uuid(uuid::Uuid::new_v4());
     stored(bus.append(&second).await).map(drop)
 }
@@ -129,10 +115,7 @@ async fn the_last_event_is_known_at_once(factory: &dyn BusFactory) -> Outcome {
     for number in 0..50 {
         expect = stored(writer.append(&event(agent, expect, format!("{number}"))).await)?;
         let last = reader.last(agent).await.map_err(|fault| text(&fault))?;
-        ensure!(
-            last.as_ref().is_some_and(|last| last.seq == expect),
-            "after {expect} was stored: {last:?}"
-        );
+        ensure!(last.as_ref().is_some_and(|last| last.seq == expect), "after {expect} was stored: {last:?}");
     }
     Ok(())
 }
@@ -144,9 +127,7 @@ async fn an_agent_without_events_has_no_last(factory: &dyn BusFactory) -> Outcom
     Ok(())
 }
 
-async fn a_body_at_the_limit_is_stored_and_one_byte_more_is_refused(
-    factory: &dyn BusFactory,
-) -> Outcome {
+async fn a_body_at_the_limit_is_stored_and_one_byte_more_is_refused(factory: &dyn BusFactory) -> Outcome {
     let (bus, agent) = (factory.client().await, agent());
     let body = Bytes::from(vec![0xa5; EVENT_BODY_BYTES_MAX]);
     let seq = stored(bus.append(&event(agent, StreamSeq(0), body.clone())).await)?;
@@ -177,25 +158,15 @@ async fn a_read_gives_everything_once_and_in_order(factory: &dyn BusFactory) -> 
             second = stored(bus.append(&event(other, second, "between")).await)?;
         }
     }
-    let read = bus
-        .read(EventSelection::Agent(one), StreamSeq(1), Until::Now)
-        .await
-        .map_err(|fault| text(&fault))?;
+    let read = bus.read(EventSelection::Agent(one), StreamSeq(1), Until::Now).await.map_err(|fault| text(&fault))?;
     let events = all(read).await?;
     let found: Vec<_> = events.iter().map(|event| event.seq).collect();
     ensure!(found == seqs, "{} events, and {} were stored", found.len(), seqs.len());
-    ensure!(
-        events.iter().enumerate().all(|(at, event)| event.bytes == format!("{at}").as_bytes()),
-        "other bodies"
-    );
-    let read =
-        bus.read(EventSelection::All, seqs[0], Until::Now).await.map_err(|fault| text(&fault))?;
+    ensure!(events.iter().enumerate().all(|(at, event)| event.bytes == format!("{at}").as_bytes()), "other bodies");
+    let read = bus.read(EventSelection::All, seqs[0], Until::Now).await.map_err(|fault| text(&fault))?;
     let everything: Vec<_> = all(read).await?.into_iter().map(|event| event.seq).collect();
     ensure!(everything.windows(2).all(|pair| pair[0] < pair[1]), "not in stream order");
-    ensure!(
-        seqs.iter().all(|seq| everything.binary_search(seq).is_ok()),
-        "a hole in the read of everything"
-    );
+    ensure!(seqs.iter().all(|seq| everything.binary_search(seq).is_ok()), "a hole in the read of everything");
     Ok(())
 }
 
@@ -204,10 +175,8 @@ async fn a_read_of_one_run_gives_only_that(factory: &dyn BusFactory) -> Outcome 
     let first = chain(&bus, agent, Some(one), StreamSeq(0), 4).await?;
     let between = chain(&bus, agent, Some(other), first[3], 4).await?;
     let after = chain(&bus, agent, Some(one), between[3], 2).await?;
-    let read = bus
-        .read(EventSelection::Run(agent, one), StreamSeq(1), Until::Now)
-        .await
-        .map_err(|fault| text(&fault))?;
+    let read =
+        bus.read(EventSelection::Run(agent, one), StreamSeq(1), Until::Now).await.map_err(|fault| text(&fault))?;
     let found: Vec<_> = all(read).await?.into_iter().map(|event| event.seq).collect();
     ensure!(found == [first, after].concat(), "{found:?}");
     Ok(())
@@ -216,13 +185,8 @@ async fn a_read_of_one_run_gives_only_that(factory: &dyn BusFactory) -> Outcome 
 async fn a_read_begins_where_it_is_told(factory: &dyn BusFactory) -> Outcome {
     let (bus, agent) = (factory.client().await, agent());
     let seqs = chain(&bus, agent, None, StreamSeq(0), 5).await?;
-    for (from, expected) in
-        [(seqs[2], &seqs[2..]), (seqs[4], &seqs[4..]), (seqs[4].next(), &[][..])]
-    {
-        let read = bus
-            .read(EventSelection::Agent(agent), from, Until::Now)
-            .await
-            .map_err(|fault| text(&fault))?;
+    for (from, expected) in [(seqs[2], &seqs[2..]), (seqs[4], &seqs[4..]), (seqs[4].next(), &[][..])] {
+        let read = bus.read(EventSelection::Agent(agent), from, Until::Now).await.map_err(|fault| text(&fault))?;
         let found: Vec<_> = all(read).await?.into_iter().map(|event| event.seq).collect();
         ensure!(found == expected, "from {from}: {found:?}, and {expected:?} was expected");
     }
@@ -232,10 +196,7 @@ async fn a_read_begins_where_it_is_told(factory: &dyn BusFactory) -> Outcome {
 async fn a_read_of_nothing_ends(factory: &dyn BusFactory) -> Outcome {
     let bus = factory.client().await;
     for from in [StreamSeq(0), StreamSeq(1), StreamSeq(1_000_000_000)] {
-        let read = bus
-            .read(EventSelection::Agent(agent()), from, Until::Now)
-            .await
-            .map_err(|fault| text(&fault))?;
+        let read = bus.read(EventSelection::Agent(agent()), from, Until::Now).await.map_err(|fault| text(&fault))?;
         let found = all(read).await?;
         ensure!(found.is_empty(), "from {from}: {found:?}");
     }
@@ -245,10 +206,8 @@ async fn a_read_of_nothing_ends(factory: &dyn BusFactory) -> Outcome {
 async fn a_read_that_ends_leaves_out_what_came_later(factory: &dyn BusFactory) -> Outcome {
     let (bus, agent) = (factory.client().await, agent());
     let seqs = chain(&bus, agent, None, StreamSeq(0), 3).await?;
-    let mut read = bus
-        .read(EventSelection::Agent(agent), StreamSeq(1), Until::Now)
-        .await
-        .map_err(|fault| text(&fault))?;
+    let mut read =
+        bus.read(EventSelection::Agent(agent), StreamSeq(1), Until::Now).await.map_err(|fault| text(&fault))?;
     let first = arrives(&mut read, "the first event").await?.map_err(|fault| text(&fault))?;
     ensure!(first.seq == seqs[0], "{first:?}");
     stored(bus.append(&event(agent, seqs[2], "later")).await)?;
@@ -260,10 +219,8 @@ async fn a_read_that_ends_leaves_out_what_came_later(factory: &dyn BusFactory) -
 async fn a_read_that_follows_goes_on(factory: &dyn BusFactory) -> Outcome {
     let (writer, reader, agent) = (factory.client().await, factory.client().await, agent());
     let mut seqs = chain(&writer, agent, None, StreamSeq(0), 3).await?;
-    let mut read = reader
-        .read(EventSelection::Agent(agent), seqs[1], Until::Dropped)
-        .await
-        .map_err(|fault| text(&fault))?;
+    let mut read =
+        reader.read(EventSelection::Agent(agent), seqs[1], Until::Dropped).await.map_err(|fault| text(&fault))?;
     for (number, _) in (0..6).enumerate() {
         if number >= 2 {
             let more = stored(writer.append(&event(agent, seqs[seqs.len() - 1], "more")).await)?;
@@ -280,10 +237,7 @@ async fn a_read_that_follows_goes_on(factory: &dyn BusFactory) -> Outcome {
 async fn read_and_last_agree(factory: &dyn BusFactory) -> Outcome {
     let (bus, agent) = (factory.client().await, agent());
     chain(&bus, agent, Some(run_id()), StreamSeq(0), 3).await?;
-    let read = bus
-        .read(EventSelection::Agent(agent), StreamSeq(1), Until::Now)
-        .await
-        .map_err(|fault| text(&fault))?;
+    let read = bus.read(EventSelection::Agent(agent), StreamSeq(1), Until::Now).await.map_err(|fault| text(&fault))?;
     let last_read = all(read).await?.pop();
     let last = bus.last(agent).await.map_err(|fault| text(&fault))?;
     ensure!(last.is_some() && last == last_read, "{last:?} and {last_read:?}");

@@ -1,8 +1,6 @@
 //! Leases, their expiry, and fences.
 
-use super::{
-    ARRIVAL_TIMEOUT, BusFactory, LOOK_EVERY, Outcome, case_list, ensure, incarnation, text,
-};
+use super::{ARRIVAL_TIMEOUT, BusFactory, LOOK_EVERY, Outcome, case_list, ensure, incarnation, text};
 use crate::port::{Fault, LeaseEntry, Leased, SharedBus};
 use acri::{Incarnation, NodeId, StreamSeq};
 use std::time::Duration;
@@ -48,9 +46,7 @@ async fn expired(bus: &SharedBus, key: Incarnation) -> Result<StreamSeq, String>
             }
         }
     };
-    tokio::time::timeout(ARRIVAL_TIMEOUT, look)
-        .await
-        .unwrap_or_else(|_| Err("a lease did not expire".to_owned()))
+    tokio::time::timeout(ARRIVAL_TIMEOUT, look).await.unwrap_or_else(|_| Err("a lease did not expire".to_owned()))
 }
 
 async fn a_lease_is_created_once_and_renewed_over_itself(factory: &dyn BusFactory) -> Outcome {
@@ -74,9 +70,7 @@ async fn a_lease_is_created_once_and_renewed_over_itself(factory: &dyn BusFactor
     Ok(())
 }
 
-async fn an_expired_lease_leaves_a_marker_that_only_its_revision_overwrites(
-    factory: &dyn BusFactory,
-) -> Outcome {
+async fn an_expired_lease_leaves_a_marker_that_only_its_revision_overwrites(factory: &dyn BusFactory) -> Outcome {
     let (bus, key) = (factory.client().await, incarnation());
     let first = written(bus.write_lease(key, &node(), StreamSeq(0), SHORT).await)?;
     let marker = expired(&bus, key).await?;
@@ -105,10 +99,7 @@ async fn a_fenced_lease_is_never_renewed(factory: &dyn BusFactory) -> Outcome {
     let tombstone = written(bus.fence(key, marker).await)?;
     for stale in [StreamSeq(0), revision, marker] {
         let answer = bus.write_lease(key, &node(), stale, LONG).await;
-        ensure!(
-            answer == Leased::Lost,
-            "a renewal at {stale} after the fence {tombstone}: {answer:?}"
-        );
+        ensure!(answer == Leased::Lost, "a renewal at {stale} after the fence {tombstone}: {answer:?}");
     }
     let found = entry(&bus, key).await?;
     ensure!(found == LeaseEntry::Fenced(tombstone), "{found:?} after the fence");
@@ -141,17 +132,12 @@ async fn a_tombstone_outlives_a_lease(factory: &dyn BusFactory) -> Outcome {
     Ok(())
 }
 
-async fn a_collected_tombstone_is_absent_and_nothing_else_is_collected(
-    factory: &dyn BusFactory,
-) -> Outcome {
+async fn a_collected_tombstone_is_absent_and_nothing_else_is_collected(factory: &dyn BusFactory) -> Outcome {
     let (bus, live, fenced) = (factory.client().await, incarnation(), incarnation());
     let revision = written(bus.write_lease(live, &node(), StreamSeq(0), LONG).await)?;
     let tombstone = written(bus.fence(fenced, StreamSeq(0)).await)?;
     let answer = bus.collect_tombstone(live, revision).await;
-    ensure!(
-        matches!(answer, Err(Fault::Refused { .. })),
-        "the collection of a live lease: {answer:?}"
-    );
+    ensure!(matches!(answer, Err(Fault::Refused { .. })), "the collection of a live lease: {answer:?}");
     bus.collect_tombstone(fenced, tombstone).await.map_err(|fault| text(&fault))?;
     let found = entry(&bus, fenced).await?;
     ensure!(found == LeaseEntry::Absent, "{found:?} after its collection");

@@ -35,12 +35,7 @@ impl MemoryFactory {
         content_type: &str,
         handled: BoxFuture<'_, ()>,
     ) -> bool {
-        let mut answer = self.bus.raw_request_to(
-            subject,
-            answered,
-            Some(content_type),
-            Bytes::from_static(b"{}"),
-        );
+        let mut answer = self.bus.raw_request_to(subject, answered, Some(content_type), Bytes::from_static(b"{}"));
         handled.await;
         answer.try_recv().is_ok()
     }
@@ -58,19 +53,8 @@ impl BusFactory for MemoryFactory {
         Arc::new(self.another())
     }
 
-    async fn raw_request(
-        &self,
-        subject: &str,
-        reply: &str,
-        content_type: &str,
-        handled: BoxFuture<'_, ()>,
-    ) -> bool {
-        let mut answer = self.bus.raw_request(
-            subject,
-            Some(reply),
-            Some(content_type),
-            Bytes::from_static(b"{}"),
-        );
+    async fn raw_request(&self, subject: &str, reply: &str, content_type: &str, handled: BoxFuture<'_, ()>) -> bool {
+        let mut answer = self.bus.raw_request(subject, Some(reply), Some(content_type), Bytes::from_static(b"{}"));
         handled.await;
         answer.try_recv().is_ok()
     }

@@ -44,13 +44,7 @@ pub trait BusFactory: Send + Sync {
     async fn client(&self) -> SharedBus;
     /// Sends a request as anybody may, with any reply subject, and says
     /// whether something was sent to that subject once `handled` is done.
-    async fn raw_request(
-        &self,
-        subject: &str,
-        reply: &str,
-        content_type: &str,
-        handled: BoxFuture<'_, ()>,
-    ) -> bool;
+    async fn raw_request(&self, subject: &str, reply: &str, content_type: &str, handled: BoxFuture<'_, ()>) -> bool;
     /// Removes the frames of one log, as retention does.
     async fn drop_frames(&self, agent: AgentId, run: Option<RunId>);
     /// Ends the bus as a crash would; clients stay.
@@ -129,13 +123,7 @@ fn incarnation() -> Incarnation {
     Incarnation::from_uuid(Uuid::new_v4())
 }
 
-fn event_of(
-    agent: AgentId,
-    run: Option<RunId>,
-    kind: &str,
-    expect: StreamSeq,
-    bytes: impl Into<Bytes>,
-) -> Append {
+fn event_of(agent: AgentId, run: Option<RunId>, kind: &str, expect: StreamSeq, bytes: impl Into<Bytes>) -> Append {
     Append {
         subject: Subject::Event(agent, run, kind.to_owned()),
         id: EventId::from_uuid(Uuid::new_v4()),
@@ -171,8 +159,7 @@ async fn chain(
     let mut expect = from;
     for number in 0..count {
         let kind = ["run.accepted", "run.started", "usage.updated"][number % 3];
-        expect =
-            stored(bus.append(&event_of(agent, run, kind, expect, format!("{number}"))).await)?;
+        expect = stored(bus.append(&event_of(agent, run, kind, expect, format!("{number}"))).await)?;
         seqs.push(expect);
     }
     Ok(seqs)
@@ -190,7 +177,6 @@ async fn arrives<T>(stream: &mut (impl Stream<Item = T> + Unpin), what: &str) ->
 /// Everything up to the end, which has to come.
 async fn all<T>(stream: impl Stream<Item = Result<T, Fault>>) -> Result<Vec<T>, String> {
     let collected = tokio::time::timeout(ARRIVAL_TIMEOUT, stream.collect::<Vec<_>>()).await;
-    let items =
-        collected.map_err(|_| format!("the read did not end within {ARRIVAL_TIMEOUT:?}"))?;
+    let items = collected.map_err(|_| format!("the read did not end within {ARRIVAL_TIMEOUT:?}"))?;
     items.into_iter().map(|item| item.map_err(|fault| text(&fault))).collect()
 }

@@ -4,14 +4,13 @@ use super::{BusFactory, MemoryFactory};
 use crate::{
     memory::MemoryBus,
     port::{
-        Answer, Append, Appended, Commands, EventSelection, EventStream, Events, Fault,
-        FrameAppend, FrameStream, LeaseEntry, Leased, Leases, Logs, Recorded, RecordedFrame,
-        RequestError, RequestStream, SharedBus, StreamFacts, Until,
+        Answer, Append, Appended, Commands, EventSelection, EventStream, Events, Fault, FrameAppend, FrameStream,
+        LeaseEntry, Leased, Leases, Logs, Recorded, RecordedFrame, RequestError, RequestStream, SharedBus, StreamFacts,
+        Until,
     },
 };
 use acri::{
-    AgentId, HarnessType, Incarnation, NodeId, RunId, StreamSeq, Subject, codec::Format,
-    limits::EVENT_BODY_BYTES_MAX,
+    AgentId, HarnessType, Incarnation, NodeId, RunId, StreamSeq, Subject, codec::Format, limits::EVENT_BODY_BYTES_MAX,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -85,10 +84,7 @@ pub const FLAWS: &[(Flaw, &str)] = &[
     (Flaw::ReadTakesInWhatComes, "a_read_that_ends_leaves_out_what_came_later"),
     (Flaw::FollowDropsOnReconnect, "a_follower_misses_nothing_over_a_crash"),
     (Flaw::LeaseAfterTombstone, "a_fenced_lease_is_never_renewed"),
-    (
-        Flaw::LeaseCreatedOverMarker,
-        "an_expired_lease_leaves_a_marker_that_only_its_revision_overwrites",
-    ),
+    (Flaw::LeaseCreatedOverMarker, "an_expired_lease_leaves_a_marker_that_only_its_revision_overwrites"),
     (Flaw::EternalRenewal, "a_renewed_lease_expires_all_the_same"),
     (Flaw::CollectsAnything, "a_collected_tombstone_is_absent_and_nothing_else_is_collected"),
     (Flaw::AnswersAnybody, "a_hostile_reply_subject_is_not_answered"),
@@ -121,13 +117,7 @@ impl BusFactory for MutantFactory {
         Arc::new(Mutant { bus: self.memory.another(), flaw: self.flaw })
     }
 
-    async fn raw_request(
-        &self,
-        subject: &str,
-        reply: &str,
-        content_type: &str,
-        handled: BoxFuture<'_, ()>,
-    ) -> bool {
+    async fn raw_request(&self, subject: &str, reply: &str, content_type: &str, handled: BoxFuture<'_, ()>) -> bool {
         if self.flaw == Flaw::AnswersAnybody {
             return self.memory.raw(subject, true, content_type, handled).await;
         }
@@ -159,10 +149,7 @@ impl Mutant {
 
     fn own_subject_last(&self, subject: &Subject) -> StreamSeq {
         let state = self.bus.state();
-        let last = state
-            .read(&EventSelection::All, StreamSeq(1))
-            .filter(|event| event.subject == *subject)
-            .last();
+        let last = state.read(&EventSelection::All, StreamSeq(1)).filter(|event| event.subject == *subject).last();
         last.map(|event| event.seq).unwrap_or_default()
     }
 
@@ -198,9 +185,7 @@ impl Events for Mutant {
             _ => {}
         }
         match self.bus.append(&append).await {
-            Appended::Duplicate(seq) if self.is(Flaw::DuplicateClaimsSuccess) => {
-                Appended::Stored(seq)
-            }
+            Appended::Duplicate(seq) if self.is(Flaw::DuplicateClaimsSuccess) => Appended::Stored(seq),
             answer => answer,
         }
     }
@@ -212,26 +197,19 @@ impl Events for Mutant {
         self.bus.last(agent).await
     }
 
-    async fn read(
-        &self,
-        selection: EventSelection,
-        from: StreamSeq,
-        until: Until,
-    ) -> Result<EventStream, Fault> {
+    async fn read(&self, selection: EventSelection, from: StreamSeq, until: Until) -> Result<EventStream, Fault> {
         let until = match (self.flaw, until) {
             (Flaw::ReadNeverEnds, Until::Now) => Until::Dropped,
             (_, until) => until,
         };
         let read = self.bus.read(selection.clone(), from, until).await?;
         Ok(match self.flaw {
-            Flaw::ReadSkipsOne => read
-                .enumerate()
-                .filter_map(|(at, item)| async move { (at != 1).then_some(item) })
-                .boxed(),
-            Flaw::ReadDoubles => read
-                .enumerate()
-                .flat_map(|(at, item)| stream::iter(vec![item; if at == 1 { 2 } else { 1 }]))
-                .boxed(),
+            Flaw::ReadSkipsOne => {
+                read.enumerate().filter_map(|(at, item)| async move { (at != 1).then_some(item) }).boxed()
+            }
+            Flaw::ReadDoubles => {
+                read.enumerate().flat_map(|(at, item)| stream::iter(vec![item; if at == 1 { 2 } else { 1 }])).boxed()
+            }
             Flaw::ReadTakesInWhatComes if until == Until::Now => {
                 let bus = self.bus.clone();
                 let later = stream::once(async move {
@@ -244,9 +222,7 @@ impl Events for Mutant {
                 }))
                 .boxed()
             }
-            Flaw::FollowDropsOnReconnect if until == Until::Dropped => {
-                forgetful(self.bus.clone(), selection, from)
-            }
+            Flaw::FollowDropsOnReconnect if until == Until::Dropped => forgetful(self.bus.clone(), selection, from),
             _ => read,
         })
     }
@@ -261,11 +237,8 @@ impl Events for Mutant {
 fn forgetful(bus: MemoryBus, selection: EventSelection, from: StreamSeq) -> EventStream {
     stream::unfold((bus, selection, from), |(bus, selection, from)| async move {
         // A connection was lost if it was away since the last look.
-        let from = if bus.faults().counts().contains_key("away") {
-            from.max(bus.state().event_facts().last)
-        } else {
-            from
-        };
+        let from =
+            if bus.faults().counts().contains_key("away") { from.max(bus.state().event_facts().last) } else { from };
         let mut read = bus.read(selection.clone(), from, Until::Dropped).await.ok()?;
         let item = read.next().await?;
         let next = item.as_ref().map_or(from, |event| event.seq.next());
@@ -283,11 +256,7 @@ impl Logs for Mutant {
         self.bus.append_frame(append).await
     }
 
-    async fn last_frame(
-        &self,
-        agent: AgentId,
-        run: Option<RunId>,
-    ) -> Result<Option<RecordedFrame>, Fault> {
+    async fn last_frame(&self, agent: AgentId, run: Option<RunId>) -> Result<Option<RecordedFrame>, Fault> {
         if self.is(Flaw::StaleLastFrame) {
             self.bus.faults().stale(1);
         }
@@ -311,13 +280,7 @@ impl Logs for Mutant {
 
 #[async_trait]
 impl Leases for Mutant {
-    async fn write_lease(
-        &self,
-        incarnation: Incarnation,
-        node: &NodeId,
-        expect: StreamSeq,
-        ttl: Duration,
-    ) -> Leased {
+    async fn write_lease(&self, incarnation: Incarnation, node: &NodeId, expect: StreamSeq, ttl: Duration) -> Leased {
         let entry = self.bus.state().lease(incarnation);
         let flawed = match (self.flaw, entry) {
             (Flaw::LeaseAfterTombstone, LeaseEntry::Fenced(_)) => true,
@@ -327,8 +290,7 @@ impl Leases for Mutant {
         if flawed {
             return self.bus.with(|state| state.write_lease_unchecked(incarnation, node, ttl));
         }
-        let ttl =
-            if self.is(Flaw::EternalRenewal) && expect > StreamSeq(0) { ETERNITY } else { ttl };
+        let ttl = if self.is(Flaw::EternalRenewal) && expect > StreamSeq(0) { ETERNITY } else { ttl };
         self.bus.write_lease(incarnation, node, expect, ttl).await
     }
 
@@ -344,11 +306,7 @@ impl Leases for Mutant {
         self.bus.leases().await
     }
 
-    async fn collect_tombstone(
-        &self,
-        incarnation: Incarnation,
-        revision: StreamSeq,
-    ) -> Result<(), Fault> {
+    async fn collect_tombstone(&self, incarnation: Incarnation, revision: StreamSeq) -> Result<(), Fault> {
         match self.bus.collect_tombstone(incarnation, revision).await {
             Err(_) if self.is(Flaw::CollectsAnything) => Ok(()),
             outcome => outcome,

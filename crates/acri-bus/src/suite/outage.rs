@@ -1,12 +1,10 @@
 //! A bus that crashes and comes back.
 
 use super::{
-    ARRIVAL_TIMEOUT, BusFactory, LOOK_EVERY, Outcome, agent, all, arrives, case_list, chain,
-    ensure, event, run_id, stored, text,
+    ARRIVAL_TIMEOUT, BusFactory, LOOK_EVERY, Outcome, agent, all, arrives, case_list, chain, ensure, event, run_id,
+    stored, text,
 };
-use crate::port::{
-    Answer, Append, Appended, EventSelection, FrameAppend, RequestError, SharedBus, Until,
-};
+use crate::port::{Answer, Append, Appended, EventSelection, FrameAppend, RequestError, SharedBus, Until};
 use acri::{StreamSeq, Subject, codec::Format, id::Epoch, subject::AgentVerb};
 use bytes::Bytes;
 use std::time::Duration;
@@ -42,9 +40,7 @@ async fn settled(bus: &SharedBus, append: &Append) -> Result<StreamSeq, String> 
             tokio::time::sleep(LOOK_EVERY).await;
         }
     };
-    tokio::time::timeout(ARRIVAL_TIMEOUT, repeat)
-        .await
-        .unwrap_or_else(|_| Err("an append was not settled".to_owned()))
+    tokio::time::timeout(ARRIVAL_TIMEOUT, repeat).await.unwrap_or_else(|_| Err("an append was not settled".to_owned()))
 }
 
 async fn acknowledged_events_outlive_a_crash(factory: &dyn BusFactory) -> Outcome {
@@ -54,10 +50,7 @@ async fn acknowledged_events_outlive_a_crash(factory: &dyn BusFactory) -> Outcom
     factory.restore().await;
     let next = event(agent, seqs[49], "after");
     let after = settled(&bus, &next).await?;
-    let read = bus
-        .read(EventSelection::Agent(agent), StreamSeq(1), Until::Now)
-        .await
-        .map_err(|fault| text(&fault))?;
+    let read = bus.read(EventSelection::Agent(agent), StreamSeq(1), Until::Now).await.map_err(|fault| text(&fault))?;
     let found: Vec<_> = all(read).await?.into_iter().map(|event| event.seq).collect();
     ensure!(found == [seqs, vec![after]].concat(), "{found:?}");
     Ok(())
@@ -83,10 +76,7 @@ async fn an_append_while_the_bus_is_away_is_unknown(factory: &dyn BusFactory) ->
     ensure!(matches!(answer, Appended::Unknown(_)), "{answer:?}");
     ensure!(matches!(framed, Appended::Unknown(_)), "{framed:?}");
     ensure!(last.is_err(), "{last:?} without a bus");
-    ensure!(
-        matches!(asked, Err(RequestError::Fault(_))),
-        "{asked:?}: absence is not the proof that nobody owns it"
-    );
+    ensure!(matches!(asked, Err(RequestError::Fault(_))), "{asked:?}: absence is not the proof that nobody owns it");
     factory.restore().await;
     settled(&bus, &append).await.map(drop)
 }
@@ -100,10 +90,7 @@ async fn a_repeat_after_a_crash_is_settled_once(factory: &dyn BusFactory) -> Out
     // As if the acknowledgement had been lost with the crash.
     let again = settled(&bus, &append).await?;
     ensure!(again == seq, "{seq}, and then {again}");
-    let read = bus
-        .read(EventSelection::Agent(agent), StreamSeq(1), Until::Now)
-        .await
-        .map_err(|fault| text(&fault))?;
+    let read = bus.read(EventSelection::Agent(agent), StreamSeq(1), Until::Now).await.map_err(|fault| text(&fault))?;
     let found = all(read).await?;
     ensure!(found.len() == 1, "{found:?}");
     Ok(())
@@ -112,10 +99,8 @@ async fn a_repeat_after_a_crash_is_settled_once(factory: &dyn BusFactory) -> Out
 async fn a_follower_misses_nothing_over_a_crash(factory: &dyn BusFactory) -> Outcome {
     let (writer, reader, agent) = (factory.client().await, factory.client().await, agent());
     let mut seqs = chain(&writer, agent, None, StreamSeq(0), 5).await?;
-    let mut read = reader
-        .read(EventSelection::Agent(agent), StreamSeq(1), Until::Dropped)
-        .await
-        .map_err(|fault| text(&fault))?;
+    let mut read =
+        reader.read(EventSelection::Agent(agent), StreamSeq(1), Until::Dropped).await.map_err(|fault| text(&fault))?;
     let mut at = 0;
     for round in 0..3 {
         // Some are read, some are not, and some are written before the reader is back.
@@ -139,12 +124,8 @@ async fn a_follower_misses_nothing_over_a_crash(factory: &dyn BusFactory) -> Out
 }
 
 async fn a_follower_of_a_log_misses_nothing_over_crashes(factory: &dyn BusFactory) -> Outcome {
-    let (writer, reader, agent, run) =
-        (factory.client().await, factory.client().await, agent(), Some(run_id()));
-    let mut read = reader
-        .read_frames(agent, run, StreamSeq(1), Until::Dropped)
-        .await
-        .map_err(|fault| text(&fault))?;
+    let (writer, reader, agent, run) = (factory.client().await, factory.client().await, agent(), Some(run_id()));
+    let mut read = reader.read_frames(agent, run, StreamSeq(1), Until::Dropped).await.map_err(|fault| text(&fault))?;
     let mut expect = StreamSeq(0);
     for number in 0_u32..12 {
         if number % 4 == 2 {
@@ -152,14 +133,7 @@ async fn a_follower_of_a_log_misses_nothing_over_crashes(factory: &dyn BusFactor
             factory.restore().await;
         }
         let bytes = Bytes::from(number.to_be_bytes().to_vec());
-        let append = FrameAppend {
-            agent,
-            run,
-            expect,
-            epoch: Epoch(1),
-            resume: Bytes::from_static(b"r"),
-            bytes,
-        };
+        let append = FrameAppend { agent, run, expect, epoch: Epoch(1), resume: Bytes::from_static(b"r"), bytes };
         let store = async {
             loop {
                 match writer.append_frame(&append).await {
@@ -175,17 +149,13 @@ async fn a_follower_of_a_log_misses_nothing_over_crashes(factory: &dyn BusFactor
                 tokio::time::sleep(LOOK_EVERY).await;
             }
         };
-        expect = tokio::time::timeout(ARRIVAL_TIMEOUT, store)
-            .await
-            .map_err(|_| "a frame was not settled".to_owned())??;
+        expect =
+            tokio::time::timeout(ARRIVAL_TIMEOUT, store).await.map_err(|_| "a frame was not settled".to_owned())??;
         // Every other one is read at once, the rest after the next crash.
         if number % 2 == 1 {
             for wanted in [number - 1, number] {
                 let found = arrives(&mut read, "a frame").await?.map_err(|fault| text(&fault))?;
-                ensure!(
-                    found.bytes == wanted.to_be_bytes().as_slice(),
-                    "{found:?}, and number {wanted} was next"
-                );
+                ensure!(found.bytes == wanted.to_be_bytes().as_slice(), "{found:?}, and number {wanted} was next");
             }
         }
     }
@@ -202,23 +172,13 @@ async fn an_owner_is_found_again_after_a_crash(factory: &dyn BusFactory) -> Outc
         loop {
             let request = arrives(&mut requests, "a request").await?;
             if let Some(reply) = request.reply {
-                reply
-                    .send(Answer {
-                        format: Format::Json,
-                        body: Bytes::from_static(b"here"),
-                        error: None,
-                    })
-                    .await;
+                reply.send(Answer { format: Format::Json, body: Bytes::from_static(b"here"), error: None }).await;
             }
         }
     };
     let asked = async {
         // Its subscription is back only after its connection is.
-        while client
-            .request(&subject, Format::Json, Bytes::new(), Duration::from_secs(1))
-            .await
-            .is_err()
-        {
+        while client.request(&subject, Format::Json, Bytes::new(), Duration::from_secs(1)).await.is_err() {
             tokio::time::sleep(LOOK_EVERY).await;
         }
     };

@@ -7,10 +7,7 @@ use acri_bus::{
         MemoryBus,
         fault::{Kind, On},
     },
-    port::{
-        Append, Appended, EventSelection, Events as _, Fault, LeaseEntry, Leased, Leases as _,
-        Until,
-    },
+    port::{Append, Appended, EventSelection, Events as _, Fault, LeaseEntry, Leased, Leases as _, Until},
 };
 use bytes::Bytes;
 use futures_util::StreamExt as _;
@@ -105,10 +102,7 @@ async fn a_lease_whose_acknowledgement_is_lost_is_there_and_expires_by_the_pause
     let (bus, key) = (MemoryBus::new(), Incarnation::from_uuid(Uuid::new_v4()));
     bus.faults().inject(On::Lease, Kind::AckLost);
     let ttl = Duration::from_secs(15);
-    assert!(matches!(
-        bus.write_lease(key, &"n".parse().unwrap(), StreamSeq(0), ttl).await,
-        Leased::Unknown(_)
-    ));
+    assert!(matches!(bus.write_lease(key, &"n".parse().unwrap(), StreamSeq(0), ttl).await, Leased::Unknown(_)));
     assert!(matches!(bus.lease(key).await.unwrap(), LeaseEntry::Live { .. }));
     tokio::time::advance(ttl).await;
     assert!(matches!(bus.lease(key).await.unwrap(), LeaseEntry::Expired(_)));

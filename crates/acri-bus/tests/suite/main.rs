@@ -9,6 +9,7 @@ mod nats_only;
 use acri::Timestamp;
 use acri_bus::{
     memory::{MemoryBus, State},
+    nats::Options,
     suite::{
         MemoryFactory, NatsFactory, cases,
         mutants::{FLAWS, MutantFactory},
@@ -30,19 +31,35 @@ async fn the_bus_in_memory_passes() {
 #[tokio::test(start_paused = true)]
 async fn the_bus_in_memory_passes_as_a_replicated_one() {
     for case in cases() {
-        let bus = MemoryBus::with_state(
-            State::new(Timestamp::from_micros(1_764_500_000_000_000)).replicated(),
-        );
+        let bus = MemoryBus::with_state(State::new(Timestamp::from_micros(1_764_500_000_000_000)).replicated());
         run(case, &MemoryFactory::of(bus)).await.unwrap();
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nats_passes() {
-    let factory = NatsFactory::start().await.unwrap();
+    all_that_share(&NatsFactory::start().await.unwrap()).await;
+}
+
+/// For a cluster: `ACRI_TEST_BUS` holds its URLs, `ACRI_TEST_REPLICAS` how
+/// often each stream is kept.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "wants a bus that is given"]
+async fn a_given_bus_passes() {
+    let Ok(urls) = std::env::var("ACRI_TEST_BUS") else { return };
+    let replicas = std::env::var("ACRI_TEST_REPLICAS").map_or(1_u64, |text| text.parse().unwrap());
+    let mut options = Options::new(urls.split(','));
+    for stream in ["ACRI_EVENTS", "ACRI_LOGS", "KV_ACRI_NODES", "KV_ACRI_INDEX"] {
+        let fields = [("num_replicas".to_owned(), replicas.into())].into_iter().collect();
+        options.overrides.insert(stream.to_owned(), fields);
+    }
+    all_that_share(&NatsFactory::of(options).await.unwrap()).await;
+}
+
+async fn all_that_share(factory: &NatsFactory) {
     let shared = cases().into_iter().filter(|case| !case.crashes);
     let failures: Vec<String> = futures_util::stream::iter(shared)
-        .map(|case| run(case, &factory))
+        .map(|case| run(case, factory))
         .buffer_unordered(AT_ONCE)
         .filter_map(|outcome| std::future::ready(outcome.err()))
         .collect()

@@ -10,8 +10,8 @@ use acri_bus::{
     local::{Find, Server, ServerOptions, User, find},
     nats::{Error, NatsBus, Options},
     port::{
-        Answer, Append, Appended, Commands as _, EventSelection, Events as _, Fault, FrameAppend,
-        Logs as _, RequestError, Until,
+        Answer, Append, Appended, Commands as _, EventSelection, Events as _, Fault, FrameAppend, Logs as _,
+        RequestError, Until,
     },
     suite::{BusFactory as _, NatsFactory},
 };
@@ -89,12 +89,9 @@ async fn a_missing_stream_and_a_field_that_is_not_echoed_are_named() {
         "KV_ACRI_NODES".to_owned(),
         serde_json::from_str(r#"{"allow_msg_ttl":false,"subject_delete_marker_ttl":0}"#).unwrap(),
     )];
-    let options =
-        Options { provision: true, overrides: overrides.into(), ..Options::new([server.url()]) };
+    let options = Options { provision: true, overrides: overrides.into(), ..Options::new([server.url()]) };
     NatsBus::connect(options).await.unwrap();
-    let error = NatsBus::connect(Options { provision: true, ..Options::new([server.url()]) })
-        .await
-        .unwrap_err();
+    let error = NatsBus::connect(Options { provision: true, ..Options::new([server.url()]) }).await.unwrap_err();
     assert!(
         matches!(&error, Error::Config { stream, field, .. } if stream == "KV_ACRI_NODES" && field == "allow_msg_ttl"),
         "{error}"
@@ -133,8 +130,7 @@ async fn an_older_server_at_a_later_connection_is_refused_in_every_operation() {
 async fn a_stream_that_was_changed_is_noticed_at_the_next_connection() {
     let factory = NatsFactory::start().await.unwrap();
     let bus = factory.client().await;
-    let info =
-        factory.raw().request("$JS.API.STREAM.INFO.ACRI_EVENTS", Bytes::new()).await.unwrap();
+    let info = factory.raw().request("$JS.API.STREAM.INFO.ACRI_EVENTS", Bytes::new()).await.unwrap();
     let mut info: serde_json::Value = serde_json::from_slice(&info.payload).unwrap();
     info["config"]["duplicate_window"] = 1_000_000_000_u64.into();
     let changed = Bytes::from(info["config"].to_string());
@@ -153,19 +149,15 @@ async fn a_stream_that_was_changed_is_noticed_at_the_next_connection() {
 async fn a_server_that_stands_still_is_unknown_and_then_goes_on() {
     let server = Server::start_for_test().await.unwrap();
     connected(&server).await;
-    let options =
-        Options { ack_timeout: Some(Duration::from_millis(300)), ..Options::new([server.url()]) };
+    let options = Options { ack_timeout: Some(Duration::from_millis(300)), ..Options::new([server.url()]) };
     let bus = NatsBus::connect(options).await.unwrap();
     let append = event(agent(), StreamSeq(0), b"one");
-    server.pause();
+    server.pause().await;
     assert!(matches!(bus.append(&append).await, Appended::Unknown(Fault::Unavailable { .. })));
     server.resume();
     // The first attempt was in the socket all the time.
     until("the append is not settled", async || {
-        matches!(
-            bus.append(&append).await,
-            Appended::Stored(_) | Appended::Conflict | Appended::Duplicate(_)
-        )
+        matches!(bus.append(&append).await, Appended::Stored(_) | Appended::Conflict | Appended::Duplicate(_))
     })
     .await;
 }
@@ -196,14 +188,31 @@ async fn what_is_not_permitted_is_refused_and_does_not_time_out() {
     let append = event(agent, StreamSeq(1), b"two");
     assert!(matches!(bus.append(&append).await, Appended::Refused(Fault::Refused { .. })));
     assert!(matches!(bus.heartbeats().await, Err(Fault::Refused { .. })));
-    let read: Vec<_> = bus
-        .read(EventSelection::Agent(agent), StreamSeq(1), Until::Now)
-        .await
-        .unwrap()
-        .collect()
-        .await;
+    let read: Vec<_> = bus.read(EventSelection::Agent(agent), StreamSeq(1), Until::Now).await.unwrap().collect().await;
     assert_eq!(read.len(), 1, "{read:?}");
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn a_full_stream_refuses_and_keeps_what_it_has() {
+    let server = Server::start_for_test().await.unwrap();
+    let small = serde_json::from_str(r#"{"max_bytes":2097152}"#).unwrap();
+    let overrides = [("ACRI_EVENTS".to_owned(), small)].into();
+    let options = Options { provision: true, overrides, ..Options::new([server.url()]) };
+    let bus = NatsBus::connect(options).await.unwrap();
+    let (agent, mut last) = (agent(), StreamSeq(0));
+    let refused = loop {
+        let append = event(agent, last, &[0x5a; 200 * 1024]);
+        match bus.append(&append).await {
+            Appended::Stored(seq) => last = seq,
+            other => break other,
+        }
+    };
+    assert!(
+        matches!(&refused, Appended::Refused(Fault::Refused { detail, .. }) if detail.contains("10077")),
+        "{refused:?}"
+    );
+    assert_eq!(bus.last(agent).await.unwrap().unwrap().seq, last);
 }
 
 #[tokio::test]
@@ -211,15 +220,10 @@ async fn a_client_that_forgets_its_inbox_prefix_gets_an_error() {
     let user = User {
         name: "reader".into(),
         password: "reader".into(),
-        permissions:
-            "publish: { allow: [\"$JS.API.>\"] }, subscribe: { allow: [\"_INBOX_reader.>\"] }"
-                .into(),
+        permissions: "publish: { allow: [\"$JS.API.>\"] }, subscribe: { allow: [\"_INBOX_reader.>\"] }".into(),
     };
     let server = Server::start_for_test_with(vec![user.clone()]).await.unwrap();
-    let options = Options {
-        ack_timeout: Some(Duration::from_millis(300)),
-        ..Options::new([server.url_of(&user)])
-    };
+    let options = Options { ack_timeout: Some(Duration::from_millis(300)), ..Options::new([server.url_of(&user)]) };
     assert!(NatsBus::connect(options).await.is_err());
 }
 
@@ -234,10 +238,7 @@ async fn the_node_is_listed_as_a_service_with_its_endpoints() {
         serde_json::from_slice(&answer.payload).unwrap()
     };
     let ping = ask("$SRV.PING").await;
-    assert_eq!(
-        (ping["name"].as_str(), ping["type"].as_str()),
-        (Some("acri"), Some("io.nats.micro.v1.ping_response"))
-    );
+    assert_eq!((ping["name"].as_str(), ping["type"].as_str()), (Some("acri"), Some("io.nats.micro.v1.ping_response")));
     let info = ask(&format!("$SRV.INFO.acri.{}", ping["id"].as_str().unwrap())).await;
     assert_eq!(info["endpoints"][0]["name"], "acp_gemini");
     assert_eq!(info["endpoints"][0]["subject"], filter::harness_commands(&harness));
@@ -252,10 +253,7 @@ async fn the_node_is_listed_as_a_service_with_its_endpoints() {
     assert_eq!(answer.unwrap().error, Some((404, "no such harness  X-Injected: yes".to_owned())));
     let stats = ask("$SRV.STATS.acri").await;
     assert_eq!(
-        (
-            stats["endpoints"][0]["num_requests"].as_u64(),
-            stats["endpoints"][0]["num_errors"].as_u64()
-        ),
+        (stats["endpoints"][0]["num_requests"].as_u64(), stats["endpoints"][0]["num_errors"].as_u64()),
         (Some(1), Some(1))
     );
     drop(requests);
@@ -266,8 +264,7 @@ async fn the_node_is_listed_as_a_service_with_its_endpoints() {
 async fn a_follower_whose_consumer_is_deleted_or_that_stands_still_misses_nothing() {
     let factory = NatsFactory::start().await.unwrap();
     let (bus, agent) = (factory.client().await, agent());
-    let mut read =
-        bus.read(EventSelection::Agent(agent), StreamSeq(1), Until::Dropped).await.unwrap();
+    let mut read = bus.read(EventSelection::Agent(agent), StreamSeq(1), Until::Dropped).await.unwrap();
     let mut expect = StreamSeq(0);
     let mut stored = Vec::new();
     for round in 0..3 {
@@ -280,11 +277,7 @@ async fn a_follower_whose_consumer_is_deleted_or_that_stands_still_misses_nothin
             let at = stored.remove(0);
             assert_eq!(read.next().await.unwrap().unwrap().seq, at, "round {round}");
         }
-        let names = factory
-            .raw()
-            .request("$JS.API.CONSUMER.NAMES.ACRI_EVENTS", Bytes::new())
-            .await
-            .unwrap();
+        let names = factory.raw().request("$JS.API.CONSUMER.NAMES.ACRI_EVENTS", Bytes::new()).await.unwrap();
         let names: serde_json::Value = serde_json::from_slice(&names.payload).unwrap();
         for name in names["consumers"].as_array().unwrap() {
             let method = format!("$JS.API.CONSUMER.DELETE.ACRI_EVENTS.{}", name.as_str().unwrap());
@@ -300,8 +293,7 @@ async fn a_follower_whose_consumer_is_deleted_or_that_stands_still_misses_nothin
 #[tokio::test]
 async fn a_read_ends_although_retention_takes_its_end_away() {
     let factory = NatsFactory::start().await.unwrap();
-    let (bus, agent, run) =
-        (factory.client().await, agent(), Some(RunId::from_uuid(Uuid::new_v4())));
+    let (bus, agent, run) = (factory.client().await, agent(), Some(RunId::from_uuid(Uuid::new_v4())));
     let mut expect = StreamSeq(0);
     for _ in 0..20 {
         let append = FrameAppend {
@@ -318,8 +310,7 @@ async fn a_read_ends_although_retention_takes_its_end_away() {
     read.next().await.unwrap().unwrap();
     factory.drop_frames(agent, run).await;
     // What was on its way comes, the rest is gone, and the read ends.
-    let rest =
-        tokio::time::timeout(Duration::from_secs(30), read.collect::<Vec<_>>()).await.unwrap();
+    let rest = tokio::time::timeout(Duration::from_secs(30), read.collect::<Vec<_>>()).await.unwrap();
     assert!(rest.len() < 20 && rest.iter().all(Result::is_ok), "{}", rest.len());
 }
 
@@ -331,13 +322,9 @@ async fn a_read_of_a_stream_that_was_made_anew_ends_with_a_fault() {
     let mut read = bus.read(EventSelection::All, StreamSeq(1), Until::Dropped).await.unwrap();
     read.next().await.unwrap().unwrap();
     factory.raw().request("$JS.API.STREAM.DELETE.ACRI_EVENTS", Bytes::new()).await.unwrap();
-    let url = factory.url().to_owned();
-    NatsBus::connect(Options { provision: true, ..Options::new([url]) }).await.unwrap();
+    NatsBus::connect(Options { provision: true, ..factory.options().clone() }).await.unwrap();
     let found = tokio::time::timeout(Duration::from_secs(30), read.next()).await.unwrap().unwrap();
-    assert!(
-        matches!(&found, Err(Fault::Refused { detail, .. }) if detail.contains("another now")),
-        "{found:?}"
-    );
+    assert!(matches!(&found, Err(Fault::Refused { detail, .. }) if detail.contains("another now")), "{found:?}");
     assert!(read.next().await.is_none());
 }
 
@@ -349,19 +336,14 @@ async fn a_drained_bus_sends_what_it_had_and_then_refuses() {
     let subject = Subject::Agent(agent, AgentVerb::Status);
     let serve = async {
         let reply = requests.next().await.unwrap().reply.unwrap();
-        reply
-            .send(Answer { format: Format::Json, body: Bytes::from_static(b"bye"), error: None })
-            .await;
+        reply.send(Answer { format: Format::Json, body: Bytes::from_static(b"bye"), error: None }).await;
         leaving.drain().await;
     };
     let asked = other.request(&subject, Format::Json, Bytes::new(), Duration::from_secs(20));
     let (answer, ()) = tokio::join!(asked, serve);
     assert_eq!(answer.unwrap().body, "bye".as_bytes());
     assert!(requests.next().await.is_none());
-    assert!(matches!(
-        leaving.append(&event(agent, StreamSeq(0), b"x")).await,
-        Appended::Refused(_)
-    ));
+    assert!(matches!(leaving.append(&event(agent, StreamSeq(0), b"x")).await, Appended::Refused(_)));
     let asked = other.request(&subject, Format::Json, Bytes::new(), Duration::from_secs(20)).await;
     assert!(matches!(asked, Err(RequestError::NoResponders(_))), "{asked:?}");
 }
@@ -402,8 +384,7 @@ async fn a_server_outlives_a_killed_starter_and_is_found_by_the_next() {
     let pid = tokio::time::timeout(Duration::from_secs(60), started).await.unwrap();
     starter.kill().await.unwrap();
     let binary = find(&Find::from_env(), &|_| {}).await.unwrap();
-    let options =
-        ServerOptions { store: directory.path().into(), binary, sync_always: false, port: None };
+    let options = ServerOptions { store: directory.path().into(), binary, sync_always: false, port: None };
     let server = Server::start(options).await.unwrap();
     assert_eq!(server.pid(), Some(pid), "taken over, not started again");
     connected(&server).await;
@@ -478,10 +459,7 @@ async fn how_fast() {
     futures_util::stream::iter(0..many)
         .for_each_concurrent(64, |_| async move {
             let agent = AgentId::from_uuid(Uuid::new_v4());
-            assert!(matches!(
-                bus.append(&event(agent, StreamSeq(0), &[b'x'; 256])).await,
-                Appended::Stored(_)
-            ));
+            assert!(matches!(bus.append(&event(agent, StreamSeq(0), &[b'x'; 256])).await, Appended::Stored(_)));
         })
         .await;
     println!("append, 64 agents: {:.0}/s", f64::from(many) / begun.elapsed().as_secs_f64());
