@@ -26,6 +26,8 @@ use tokio::sync::{mpsc, oneshot};
 const ORDERS_WAITING_MAX: usize = 4;
 /// Pause before a fenced node that could not start again tries once more.
 const START_AGAIN_AFTER: Duration = Duration::from_secs(5);
+/// Open files that a node asks for.
+const OPEN_FILES: u64 = 65_536;
 /// Most characters of the machine's name in a node's.
 const HOST_CHARS_MAX: usize = 40;
 
@@ -87,6 +89,7 @@ impl RunningNode {
 /// Starts a node, which makes what its bus lacks.
 pub(crate) async fn start(options: NodeOptions) -> Result<RunningNode> {
     crate::context::private_dir(&options.state_dir)?;
+    raise_open_files();
     let name = node_name(&options)?;
     // Makes streams and buckets once; the node's own connections check them.
     drop(bus::open(&options.bus_options, "acri node set-up", true).await?);
@@ -94,6 +97,19 @@ pub(crate) async fn start(options: NodeOptions) -> Result<RunningNode> {
     let (orders, inbox) = mpsc::channel(ORDERS_WAITING_MAX);
     tokio::spawn(live(options, name, node, inbox));
     Ok(RunningNode { orders })
+}
+
+/// Each local process costs the node three descriptors, and many systems begin
+/// with room for a thousand.
+fn raise_open_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = limit.maximum.map_or(OPEN_FILES, |maximum| maximum.min(OPEN_FILES));
+    if limit.current.is_some_and(|current| current < wanted)
+        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: limit.maximum })
+    {
+        tracing::warn!(%error, "the limit of open files stays as it is");
+    }
 }
 
 async fn start_once(options: &NodeOptions, name: NodeId) -> Result<Node> {

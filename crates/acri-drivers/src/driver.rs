@@ -230,6 +230,11 @@ pub enum ChunkEnd {
     Ended,
     /// Nothing readable: the rest is torn or lost.
     Torn,
+    /// What was asked for is released; the first that is left begins here.
+    Gone {
+        /// Offset of the first record that can still be read.
+        first: u64,
+    },
 }
 
 /// A Kill that was requested, as recorded by the holder.

@@ -207,6 +207,10 @@ impl Pump {
                 ChunkEnd::Open => {}
                 ChunkEnd::Ended => *ended = Some((chunk.next, false)),
                 ChunkEnd::Torn => *ended = Some((chunk.next, true)),
+                ChunkEnd::Gone { first } => {
+                    let outputs = writer.step(Input::OutputGone { first });
+                    self.carry_out(flow, outputs, to)?;
+                }
             }
         }
         if let Some((at, torn)) = *ended {

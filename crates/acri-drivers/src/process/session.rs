@@ -210,10 +210,7 @@ impl Session for ProcessSession {
                 match batch.progress {
                     Progress::More => continue,
                     Progress::BadTail { .. } => return nothing(ChunkEnd::Torn),
-                    Progress::Gone { first } => {
-                        let detail = format!("offset {offset} was released, the first one left is {first}");
-                        return Err(Fault::Broken { operation: "read output", detail });
-                    }
+                    Progress::Gone { first } => return nothing(ChunkEnd::Gone { first }),
                     Progress::CaughtUp if seen.ended => return nothing(self.end_at(next).await?),
                     Progress::CaughtUp => {}
                 }

@@ -399,7 +399,11 @@ impl State {
             if !self.readable {
                 return Some(Ok(Chunk { records: Vec::new(), next: offset, end: ChunkEnd::Torn }));
             }
-            let detail = format!("offset {offset} was released or is no record's ({}..{})", self.released, self.end);
+            if offset < self.released {
+                let end = ChunkEnd::Gone { first: self.released };
+                return Some(Ok(Chunk { records: Vec::new(), next: offset, end }));
+            }
+            let detail = format!("offset {offset} is no record's ({}..{})", self.released, self.end);
             return Some(Err(Fault::Broken { operation: "read output", detail }));
         };
         let mut budget = bytes_max.max(1);
