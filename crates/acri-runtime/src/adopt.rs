@@ -61,10 +61,9 @@ impl Index {
         }
     }
 
-    /// Whether a run is open, and its agent this node's: its harness is owed
-    /// its logs and its end.
-    pub(crate) fn is_open(&self, node: &NodeId, agent: AgentId, run: RunId) -> bool {
-        self.agents.get(&agent).is_some_and(|entry| entry.node == *node && entry.open == Some(run))
+    /// The node that owes a run its logs and its end, if it is open.
+    pub(crate) fn owner_of_open(&self, agent: AgentId, run: RunId) -> Option<&NodeId> {
+        self.agents.get(&agent).filter(|entry| entry.open == Some(run)).map(|entry| &entry.node)
     }
 
     fn owned(&mut self, agent: AgentId, bytes: &[u8]) {

@@ -350,7 +350,9 @@ impl State {
                 tracing::warn!(agent = %self.agent, %by, "a newer owner exists: stepped down");
                 supervisor::Msg::Gone(self.agent, myself.get_id())
             }
-            Halt::NotOurs => supervisor::Msg::Gone(self.agent, myself.get_id()),
+            // Ours after all, if an actor of ours died between the append and
+            // its answer: the supervisor looks.
+            Halt::NotOurs => supervisor::Msg::Readopt { agent: self.agent, from: myself.get_id(), history_lost: false },
             Halt::HistoryLost => supervisor::Msg::Readopt {
                 agent: self.agent,
                 from: myself.get_id(),

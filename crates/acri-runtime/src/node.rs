@@ -267,8 +267,14 @@ impl Node {
         }
         let index = self.adopt_own().await?;
         for (driver, held) in held {
-            if !index.is_open(&self.shared.config.node, held.agent, held.run) {
-                tokio::spawn(reclaim(Arc::clone(&self.shared), driver, held));
+            match index.owner_of_open(held.agent, held.run) {
+                Some(node) if *node == self.shared.config.node => {}
+                // Given up while this node was away, by whoever owns it now:
+                // its output is still owed, and only this node has it.
+                Some(_) => self.take_back(driver.harness(), held.agent).await?,
+                None => {
+                    tokio::spawn(reclaim(Arc::clone(&self.shared), driver, held));
+                }
             }
         }
         let index = Arc::new(Mutex::new(index));
@@ -303,6 +309,16 @@ impl Node {
         tokio::spawn(adopter.run(self.stop.clone()));
         tokio::spawn(service::heartbeat(Arc::clone(&self.shared), drivers, self.stop.clone()));
         tokio::spawn(contact(Arc::clone(&self.shared), self.stop.clone()));
+        Ok(())
+    }
+
+    async fn take_back(&self, harness: &HarnessType, agent: AgentId) -> Result<(), Error> {
+        let read = agent::read_after(&self.shared, agent, StreamSeq(0)).await;
+        let (history, _) = read.map_err(|source| Error::Bus { operation: "read a history", source })?;
+        if let Some(supervisor) = self.supervisors.get(harness) {
+            tracing::warn!(%agent, "an agent that was given up is taken back");
+            let _ = supervisor.cast(supervisor::Msg::Adopt { agent, history, node_lost: false });
+        }
         Ok(())
     }
 

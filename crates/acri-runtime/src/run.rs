@@ -18,8 +18,9 @@ use tokio_util::sync::CancellationToken;
 
 /// Derived events whose storing the pump has not heard of yet.
 const DERIVED_WAITING_MAX: usize = 64;
-/// Attempts to reach a holder before the agent is adopted anew.
-const ATTEMPTS_MAX: u32 = 8;
+/// Attempts to reach a holder, about a minute's worth, before its harness is
+/// taken for lost.
+const ATTEMPTS_MAX: u32 = 40;
 
 /// Arguments of the actor.
 pub(crate) struct Spawn {
