@@ -291,6 +291,12 @@ impl State {
         myself: &ActorRef<Msg>,
         outputs: Vec<Output>,
     ) -> Result<(), ActorProcessingErr> {
+        if outputs.iter().any(|output| matches!(output, Output::Halt(Halt::NotOurs))) {
+            // Before the answer: who has it may repeat his Create at once, and
+            // must not be sent to an actor that ends.
+            let gone = supervisor::Msg::Gone(self.agent, myself.get_id());
+            let _ = self.supervisor.cast(gone);
+        }
         for output in outputs {
             match output {
                 append @ Output::Append { .. } => self.append(myself, append),
@@ -350,9 +356,7 @@ impl State {
                 tracing::warn!(agent = %self.agent, %by, "a newer owner exists: stepped down");
                 supervisor::Msg::Gone(self.agent, myself.get_id())
             }
-            // Ours after all, if an actor of ours died between the append and
-            // its answer: the supervisor looks.
-            Halt::NotOurs => supervisor::Msg::Readopt { agent: self.agent, from: myself.get_id(), history_lost: false },
+            Halt::NotOurs => supervisor::Msg::Gone(self.agent, myself.get_id()),
             Halt::HistoryLost => supervisor::Msg::Readopt {
                 agent: self.agent,
                 from: myself.get_id(),
