@@ -1,2 +1,12 @@
-//! Tests over a real nats-server and real processes. Begin with [`kit`].
+//! Tests over a real nats-server and real processes. Begin with
+//! `acri_tests::site`: each test has a bus and nodes of its own.
 #![forbid(unsafe_code)]
+
+#[cfg(test)]
+mod lifecycle;
+
+/// A site for this package's build of the program.
+#[cfg(test)]
+async fn site() -> acri_tests::site::Site {
+    Box::pin(acri_tests::site::Site::start(env!("CARGO_BIN_EXE_acri-under-test"))).await
+}

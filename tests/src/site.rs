@@ -1,0 +1,297 @@
+//! A bus of a test's own, nodes as processes on it, and what ends them all.
+
+use crate::{PATIENCE, process, within};
+use acri::{AgentId, AgentSpec, NodeId, Payload, RunId};
+use acri_bus::{
+    local::Server,
+    nats::{self, NatsBus},
+};
+use acri_client::{Client, Limits, SharedBus};
+use rustix::process::Signal;
+use std::{
+    path::{Path, PathBuf},
+    process::{Output, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+use tokio::{
+    io::{AsyncBufReadExt as _, BufReader},
+    process::{Child, Command},
+};
+
+/// The variable by which everything of a site is found again.
+pub const MARK: &str = "ACRI_TEST_SITE";
+
+/// How long a client here waits before it asks again: a request that was sent
+/// to a node as it died has no answer.
+const ATTEMPT: Duration = Duration::from_secs(2);
+
+/// A bus with a store of its own, and a directory for nodes. Dropped, it ends
+/// everything that was started on it.
+#[derive(Debug)]
+pub struct Site {
+    /// The bus.
+    pub server: Server,
+    program: PathBuf,
+    directory: tempfile::TempDir,
+    mark: String,
+}
+
+impl Site {
+    /// A site for the program under test, with a server that was just started.
+    pub async fn start(program: &str) -> Self {
+        let server = within("a nats-server", Box::pin(Server::start_for_test())).await;
+        Self {
+            server: server.expect("a nats-server of one's own"),
+            program: program.into(),
+            directory: tempfile::tempdir().expect("a directory"),
+            mark: uuid::Uuid::new_v4().simple().to_string(),
+        }
+    }
+
+    /// A directory of this site.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// What marks every process of this site.
+    #[must_use]
+    pub fn mark(&self) -> &str {
+        &self.mark
+    }
+
+    /// Processes of this site that live, harnesses and nodes.
+    #[must_use]
+    pub fn processes(&self) -> Vec<i32> {
+        process::with_variable(MARK, &self.mark)
+            .into_iter()
+            .filter(|pid| process::lives(*pid))
+            .collect()
+    }
+
+    /// Where a node keeps its state.
+    #[must_use]
+    pub fn state_dir(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Starts a node and waits until it says that it is ready. Started again
+    /// under the same name, it is that node's next life.
+    pub async fn node(&self, name: &str) -> NodeProcess {
+        self.node_with(name, &self.server.url(), &[]).await
+    }
+
+    /// The same, over another way to the bus and with further options.
+    pub async fn node_with(&self, name: &str, url: &str, options: &[&str]) -> NodeProcess {
+        let mut node = self.spawn_node(name, url, options);
+        within("the node to be ready", node.ready()).await;
+        node
+    }
+
+    /// Starts a node, and waits for nothing.
+    pub fn spawn_node(&self, name: &str, url: &str, options: &[&str]) -> NodeProcess {
+        let log = self.directory.path().join(format!("{name}.log"));
+        let file = std::fs::File::options().create(true).append(true).open(&log);
+        let mut child = self
+            .command()
+            .args(["--nats", url, "--output", "json", "node", "--name", name, "--state-dir"])
+            .arg(self.state_dir(name))
+            .args(["--heartbeat-every", "250ms"])
+            .args(options)
+            .env("ACRI_LOG", std::env::var("ACRI_TEST_LOG").unwrap_or_else(|_| "info".to_owned()))
+            .env("RUST_BACKTRACE", "1")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(file.expect("the node's log"))
+            .spawn()
+            .expect("the program under test");
+        let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
+        NodeProcess { child, stdout, log }
+    }
+
+    /// The program under test, with nothing of our own environment but what
+    /// finds a nats-server.
+    #[must_use]
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.env_clear();
+        for name in ["PATH", "HOME", "XDG_CACHE_HOME", "ACRI_NATS_SERVER", "TMPDIR"] {
+            if let Some(value) = std::env::var_os(name) {
+                command.env(name, value);
+            }
+        }
+        command.env(MARK, &self.mark).env("XDG_STATE_HOME", self.directory.path());
+        command.kill_on_drop(true);
+        command
+    }
+
+    /// Runs the program under test on this bus, and waits for its end.
+    pub async fn acri(&self, arguments: &[&str]) -> Output {
+        let mut command = self.command();
+        command.args(["--nats", &self.server.url(), "--principal", "test"]).args(arguments);
+        let output = within("the program to end", command.stdin(Stdio::null()).output()).await;
+        output.expect("the program under test")
+    }
+
+    /// A connection to the bus that makes what is missing there.
+    pub async fn bus(&self) -> SharedBus {
+        let options = nats::Options { provision: true, ..nats::Options::new([self.server.url()]) };
+        Arc::new(within("the bus", Box::pin(NatsBus::connect(options))).await.expect("the bus"))
+    }
+
+    /// A client on a connection of its own.
+    pub async fn client(&self) -> Client {
+        let limits = Limits {
+            command_deadline: PATIENCE,
+            create_deadline: PATIENCE,
+            attempt_timeout: ATTEMPT,
+            create_attempt_timeout: ATTEMPT,
+            ..Limits::default()
+        };
+        Client::with_limits(self.bus().await, "test".to_owned(), limits)
+    }
+
+    /// A spec that runs a shell script.
+    #[must_use]
+    pub fn spec(&self, script: &str) -> AgentSpec {
+        self.command_spec(&["/bin/sh", "-c", script])
+    }
+
+    /// A spec that runs a command.
+    #[must_use]
+    pub fn command_spec(&self, command: &[&str]) -> AgentSpec {
+        let command = command.iter().map(|&word| word.to_owned()).collect();
+        let mut spec = AgentSpec::new("process".parse().expect("a name"), command);
+        spec.environment.insert(MARK.to_owned(), self.mark.clone());
+        spec
+    }
+
+    /// Creates an agent that runs a shell script, and starts it.
+    pub async fn run(&self, client: &Client, script: &str) -> (AgentId, RunId) {
+        begin(client, self.spec(script)).await
+    }
+}
+
+/// Creates an agent and starts a run without a task.
+pub async fn begin(client: &Client, spec: AgentSpec) -> (AgentId, RunId) {
+    let agent = client.create(spec).await.expect("create").agent;
+    let run = client.start(agent, Payload::text("")).await.expect("start").run;
+    (agent, run)
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        // Nodes first, so that none starts anything more; then the holders,
+        // whose harnesses mostly go with them; then the rest.
+        for pid in self.processes() {
+            if is_ours(pid, &self.program) {
+                process::kill(pid);
+            }
+        }
+        if let Ok(entries) = std::fs::read_dir(self.directory.path()) {
+            for entry in entries.flatten() {
+                process::end_holders(&entry.path());
+            }
+        }
+        for _ in 0..100 {
+            let left = self.processes();
+            if left.is_empty() {
+                break;
+            }
+            left.into_iter().for_each(process::kill);
+        }
+    }
+}
+
+fn is_ours(pid: i32, program: &Path) -> bool {
+    std::fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == program)
+}
+
+/// A node as a process. Dropped, it is killed; its harnesses live on.
+#[derive(Debug)]
+pub struct NodeProcess {
+    child: Child,
+    stdout: BufReader<tokio::process::ChildStdout>,
+    log: PathBuf,
+}
+
+impl NodeProcess {
+    /// Waits until it says that it is ready.
+    ///
+    /// # Panics
+    /// If it ends before.
+    pub async fn ready(&mut self) {
+        let mut line = String::new();
+        let read = self.stdout.read_line(&mut line).await;
+        assert!(
+            read.is_ok() && line.contains("\"ready\""),
+            "the node did not start: {line:?}\n{}",
+            self.log()
+        );
+    }
+
+    /// Its process.
+    ///
+    /// # Panics
+    /// If it was waited for already.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        let pid = self.child.id().expect("the node runs");
+        i32::try_from(pid).expect("a pid")
+    }
+
+    /// Ends it as a crash would.
+    pub async fn kill9(&mut self) {
+        process::signal(self.pid(), Signal::KILL);
+        let _ = within("the node's end", self.child.wait()).await;
+    }
+
+    /// Has it drain, and waits for its end.
+    pub async fn drain(&mut self) -> std::process::ExitStatus {
+        process::signal(self.pid(), Signal::INT);
+        within("the node to drain", self.child.wait()).await.expect("an exit status")
+    }
+
+    /// The same, once.
+    pub async fn drain_if_alive(&mut self) {
+        if self.lives() {
+            self.drain().await;
+        }
+    }
+
+    /// Freezes it.
+    pub fn pause(&self) {
+        process::signal(self.pid(), Signal::STOP);
+    }
+
+    /// Lets it go on.
+    pub fn resume(&self) {
+        process::signal(self.pid(), Signal::CONT);
+    }
+
+    /// Whether it lives.
+    pub fn lives(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// What it wrote to its log, in all its lives.
+    #[must_use]
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+}
+
+/// The name of a node, as an id.
+///
+/// # Panics
+/// If it is none.
+#[must_use]
+pub fn node_id(name: &str) -> NodeId {
+    name.parse().expect("a node's name")
+}
+
+/// A lease of two seconds: the shortest with which a slow machine keeps up.
+pub const SHORT_LEASE: [&str; 2] = ["--lease-ttl", "2s"];
+/// The same as a time.
+pub const SHORT_LEASE_TTL: Duration = Duration::from_secs(2);
