@@ -31,7 +31,8 @@ impl BusOptions {
     /// From options and variables; where they name no bus, from the context
     /// file.
     pub(crate) fn of(global: &Global) -> Result<Self> {
-        if let Some(nats) = &global.nats {
+        // A variable that is set to nothing names nothing.
+        if let Some(nats) = global.nats.as_ref().filter(|nats| !nats.trim().is_empty()) {
             return Ok(Self::named(global, nats.clone()));
         }
         let path = context::path(global.context.as_deref())?;

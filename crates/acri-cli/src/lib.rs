@@ -22,7 +22,7 @@ mod signals;
 mod verbs;
 
 use clap::Parser as _;
-use std::{ffi::OsString, process::ExitCode};
+use std::{ffi::OsString, io::IsTerminal as _, process::ExitCode};
 use tracing_subscriber::EnvFilter;
 
 /// Threads for what blocks: a burst of a thousand starts would otherwise take
@@ -49,7 +49,11 @@ pub fn main() -> ExitCode {
         }
     };
     let filter = EnvFilter::try_from_env("ACRI_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
     let mut app = app::App::new(cli.global);
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .max_blocking_threads(BLOCKING_THREADS_MAX)

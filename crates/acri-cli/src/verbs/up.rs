@@ -97,7 +97,7 @@ pub(crate) async fn perform(app: &mut App, args: Args) -> Result<()> {
     let state_dir = args.node.state_dir()?;
     let context_path = context::path(app.global.context.as_deref())?;
     let mut server = None;
-    let bus_options = match &app.global.nats {
+    let bus_options = match app.global.nats.as_ref().filter(|nats| !nats.trim().is_empty()) {
         Some(nats) => BusOptions::named(&app.global, nats.clone()),
         None => {
             let store = state_dir.join("nats");
