@@ -294,8 +294,9 @@ impl State {
         if outputs.iter().any(|output| matches!(output, Output::Halt(Halt::NotOurs))) {
             // Before the answer: who has it may repeat his Create at once, and
             // must not be sent to an actor that ends.
-            let gone = supervisor::Msg::Gone(self.agent, myself.get_id());
-            let _ = self.supervisor.cast(gone);
+            let from = myself.get_id();
+            let looks = supervisor::Msg::Readopt { agent: self.agent, from, history_lost: false };
+            let _ = self.supervisor.cast(looks);
         }
         for output in outputs {
             match output {
@@ -356,7 +357,9 @@ impl State {
                 tracing::warn!(agent = %self.agent, %by, "a newer owner exists: stepped down");
                 supervisor::Msg::Gone(self.agent, myself.get_id())
             }
-            Halt::NotOurs => supervisor::Msg::Gone(self.agent, myself.get_id()),
+            // Ours after all, if an actor of ours died between the append and
+            // its answer: the supervisor looks.
+            Halt::NotOurs => supervisor::Msg::Readopt { agent: self.agent, from: myself.get_id(), history_lost: false },
             Halt::HistoryLost => supervisor::Msg::Readopt {
                 agent: self.agent,
                 from: myself.get_id(),

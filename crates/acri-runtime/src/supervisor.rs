@@ -110,7 +110,10 @@ impl Actor for Supervisor {
                 }
             }
             Msg::Reread { agent, history, history_lost } => {
-                if !state.agents.contains_key(&agent) && state.is_ours(&history) {
+                if state.agents.contains_key(&agent) {
+                    return Ok(());
+                }
+                if state.is_ours(&history) {
                     state
                         .spawn(
                             &myself,
@@ -118,6 +121,9 @@ impl Actor for Supervisor {
                             Birth::Adopt { history, history_lost, node_lost: false },
                         )
                         .await;
+                } else {
+                    // One that was only looked up did not fail.
+                    state.replacements.remove(&agent);
                 }
             }
             Msg::Gone(agent, from) => {
