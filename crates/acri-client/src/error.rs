@@ -55,9 +55,7 @@ impl Error {
     #[must_use]
     pub fn body(&self) -> ErrorBody {
         match self {
-            Self::Refused { body, .. }
-            | Self::NotFound { body, .. }
-            | Self::Unanswered { body, .. } => body.clone(),
+            Self::Refused { body, .. } | Self::NotFound { body, .. } | Self::Unanswered { body, .. } => body.clone(),
             Self::Bus { source: source @ Fault::Unavailable { .. }, .. } => {
                 ErrorBody::new(ErrorCode::Unavailable, source.to_string())
             }

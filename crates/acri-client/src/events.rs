@@ -142,12 +142,7 @@ impl Client {
 
     /// The events of a run, all types.
     #[must_use]
-    pub fn run_events(
-        &self,
-        agent: AgentId,
-        run: RunId,
-        follow: bool,
-    ) -> BoxStream<'static, Result<EventItem, Error>> {
+    pub fn run_events(&self, agent: AgentId, run: RunId, follow: bool) -> BoxStream<'static, Result<EventItem, Error>> {
         self.events(EventSelection::Run(agent, run), EventTypes::All, EventsSince::Start, follow)
     }
 }
@@ -237,9 +232,7 @@ impl Reader {
                 Some(EventItem::Event(Box::new(event)))
             }
             Ok(_) => None,
-            Err(error) => {
-                Some(EventItem::Unreadable { seq: recorded.seq, detail: error.to_string() })
-            }
+            Err(error) => Some(EventItem::Unreadable { seq: recorded.seq, detail: error.to_string() }),
         }
     }
 }
@@ -251,14 +244,8 @@ mod tests {
     #[test]
     fn the_default_types_are_the_eleven_of_the_spec_and_a_star_stands_for_a_family() {
         assert_eq!(EventTypes::SPEC.len(), 11);
-        assert!(
-            EventTypes::Spec.matches("run.killed") && !EventTypes::Spec.matches("run.accepted")
-        );
+        assert!(EventTypes::Spec.matches("run.killed") && !EventTypes::Spec.matches("run.accepted"));
         let only = EventTypes::Only(["run.*".to_owned(), "agent.created".to_owned()].into());
-        assert!(
-            only.matches("run.teleported")
-                && only.matches("agent.created")
-                && !only.matches("agent.removed")
-        );
+        assert!(only.matches("run.teleported") && only.matches("agent.created") && !only.matches("agent.removed"));
     }
 }

@@ -42,11 +42,7 @@ impl Client {
         let mut events: Vec<StoredEvent> = Vec::new();
         for _ in 0..STALE_READS_MAX {
             let from = events.last().map_or(StreamSeq(1), |event| event.seq.next());
-            let mut stored = self
-                .bus()
-                .read(EventSelection::Agent(agent), from, Until::Now)
-                .await
-                .map_err(&failed)?;
+            let mut stored = self.bus().read(EventSelection::Agent(agent), from, Until::Now).await.map_err(&failed)?;
             while let Some(recorded) = stored.next().await {
                 let recorded = recorded.map_err(&failed)?;
                 let event = StoredEvent::read(&recorded).map_err(|error| Error::Unreadable {
@@ -73,15 +69,10 @@ impl Client {
         self.known_agent("history", agent).await
     }
 
-    pub(crate) async fn known_agent(
-        &self,
-        operation: &'static str,
-        agent: AgentId,
-    ) -> Result<Agent, Error> {
+    pub(crate) async fn known_agent(&self, operation: &'static str, agent: AgentId) -> Result<Agent, Error> {
         let mut folded = None;
         for event in self.history(agent).await? {
-            fold::apply(&mut folded, &event)
-                .map_err(|detail| Error::Unreadable { operation, detail })?;
+            fold::apply(&mut folded, &event).map_err(|detail| Error::Unreadable { operation, detail })?;
         }
         folded.ok_or_else(|| Error::not_found(operation, format!("there is no agent {agent}")))
     }
@@ -94,8 +85,7 @@ impl Client {
         let mut order = Vec::new();
         let mut folded: BTreeMap<AgentId, Option<Agent>> = BTreeMap::new();
         let mut broken = BTreeMap::new();
-        let mut events =
-            self.events(EventSelection::All, EventTypes::All, EventsSince::Start, false);
+        let mut events = self.events(EventSelection::All, EventTypes::All, EventsSince::Start, false);
         while let Some(item) = events.next().await {
             let EventItem::Event(event) = item? else { continue };
             let agent = event.envelope.agent;
@@ -130,10 +120,7 @@ impl Client {
             .filter(|(_, entry)| matches!(entry, LeaseEntry::Live { .. }))
             .map(|(incarnation, _)| incarnation)
             .collect();
-        agents
-            .iter()
-            .map(|agent| status(agent, None, live.contains(&agent.owner().incarnation)))
-            .collect()
+        agents.iter().map(|agent| status(agent, None, live.contains(&agent.owner().incarnation))).collect()
     }
 
     /// Waits until a run has ended.
@@ -143,8 +130,7 @@ impl Client {
     pub async fn wait(&self, agent: AgentId, run: RunId) -> Result<RunStatus, Error> {
         self.known_run("wait", agent, run).await?;
         let mut folded = None;
-        let mut events =
-            self.events(EventSelection::Agent(agent), EventTypes::All, EventsSince::Start, true);
+        let mut events = self.events(EventSelection::Agent(agent), EventTypes::All, EventsSince::Start, true);
         while let Some(item) = events.next().await {
             match item? {
                 EventItem::Event(event) => {
@@ -158,12 +144,7 @@ impl Client {
                 EventItem::Rewound => {
                     // What was folded may be gone: begin anew.
                     folded = None;
-                    events = self.events(
-                        EventSelection::Agent(agent),
-                        EventTypes::All,
-                        EventsSince::Start,
-                        true,
-                    );
+                    events = self.events(EventSelection::Agent(agent), EventTypes::All, EventsSince::Start, true);
                 }
                 EventItem::Unreadable { seq, detail } => {
                     let detail = format!("event at {seq}: {detail}");
@@ -175,12 +156,7 @@ impl Client {
         Err(Error::bus("wait")(Fault::Unavailable { operation: "wait", detail }))
     }
 
-    pub(crate) async fn known_run(
-        &self,
-        operation: &'static str,
-        agent: AgentId,
-        run: RunId,
-    ) -> Result<Agent, Error> {
+    pub(crate) async fn known_run(&self, operation: &'static str, agent: AgentId, run: RunId) -> Result<Agent, Error> {
         let folded = self.known_agent(operation, agent).await?;
         match folded.run(run) {
             Some(_) => Ok(folded),
@@ -195,17 +171,12 @@ fn no_run(operation: &'static str, agent: AgentId, run: RunId) -> Error {
 
 /// The status of a folded agent as an asker sees it who knows whether its
 /// owner's lease is live.
-pub(crate) fn status(
-    agent: &Agent,
-    run: Option<RunId>,
-    owner_lives: bool,
-) -> Result<AgentStatus, Error> {
+pub(crate) fn status(agent: &Agent, run: Option<RunId>, owner_lives: bool) -> Result<AgentStatus, Error> {
     let missing = || match run {
         Some(run) => no_run("status", agent.id(), run),
-        None => Error::Refused {
-            operation: "status",
-            body: ErrorBody::new(ErrorCode::Internal, "the agent has no status"),
-        },
+        None => {
+            Error::Refused { operation: "status", body: ErrorBody::new(ErrorCode::Internal, "the agent has no status") }
+        }
     };
     let mut status = agent.status(run).ok_or_else(missing)?;
     if let Some(run) = &mut status.run

@@ -54,11 +54,7 @@ pub(crate) struct Backoff {
 
 impl Backoff {
     pub(crate) fn new(limits: &Limits) -> Self {
-        Self {
-            next: limits.retry_pause_first,
-            first: limits.retry_pause_first,
-            max: limits.retry_pause_max,
-        }
+        Self { next: limits.retry_pause_first, first: limits.retry_pause_first, max: limits.retry_pause_max }
     }
 
     pub(crate) fn pause(&mut self) -> Duration {

@@ -113,8 +113,7 @@ impl Client {
 /// Waits for `run.logs_sealed`.
 async fn sealing(client: Client, agent: AgentId, run: RunId) -> Result<LogSeq, Error> {
     let types = EventTypes::Only(["run.logs_sealed".to_owned()].into());
-    let mut events =
-        client.events(EventSelection::Run(agent, run), types, EventsSince::Start, true);
+    let mut events = client.events(EventSelection::Run(agent, run), types, EventsSince::Start, true);
     while let Some(item) = events.next().await {
         if let EventItem::Event(event) = item?
             && let Event::RunLogsSealed(sealed) = event.envelope.event
@@ -239,9 +238,7 @@ impl Log {
         if matches!(self.seal, Seal::Unasked) {
             self.seal = match self.client.sealed(self.agent, self.run).await? {
                 Some(count) => Seal::Sealed(count),
-                None if self.follow => {
-                    Seal::Awaited(sealing(self.client.clone(), self.agent, self.run).boxed())
-                }
+                None if self.follow => Seal::Awaited(sealing(self.client.clone(), self.agent, self.run).boxed()),
                 None => Seal::Open,
             };
         }
@@ -256,8 +253,7 @@ impl Log {
         }
         let bus = self.client.bus().clone();
         let facts = bus.log_facts().await?;
-        let stream =
-            LogStream { created: facts.created.as_micros(), first: facts.first, last: facts.last };
+        let stream = LogStream { created: facts.created.as_micros(), first: facts.first, last: facts.last };
         let since = match (self.cursor, self.since) {
             (Some(cursor), _) | (None, Since::Cursor(cursor)) => {
                 self.told = self.told.max(cursor.sequence);

@@ -6,12 +6,12 @@ use crate::{
     time,
 };
 use acri::{
-    AgentId, AgentSpec, AgentStatus, CapabilitySet, CommandId, ErrorBody, ErrorCode, HarnessType,
-    Incarnation, Payload, RunId, Subject, Timestamp,
+    AgentId, AgentSpec, AgentStatus, CapabilitySet, CommandId, ErrorBody, ErrorCode, HarnessType, Incarnation, Payload,
+    RunId, Subject, Timestamp,
     codec::{self, Format},
     command::{
-        AgentHandle, Checked, CreateAgent, Envelope, GetCapabilities, GetStatus, KillAck, KillRun,
-        OnExpiry, RemoveAck, RemoveAgent, RunHandle, StartRun, StopAck, StopRun,
+        AgentHandle, Checked, CreateAgent, Envelope, GetCapabilities, GetStatus, KillAck, KillRun, OnExpiry, RemoveAck,
+        RemoveAgent, RunHandle, StartRun, StopAck, StopRun,
     },
     limits::EVENT_BODY_BYTES_MAX,
     node::Heartbeat,
@@ -43,10 +43,7 @@ struct Inner {
 
 impl std::fmt::Debug for Client {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter
-            .debug_struct("Client")
-            .field("principal", &self.inner.principal)
-            .finish_non_exhaustive()
+        formatter.debug_struct("Client").field("principal", &self.inner.principal).finish_non_exhaustive()
     }
 }
 
@@ -133,19 +130,14 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::create`].
-    pub async fn create_with_id(
-        &self,
-        id: CommandId,
-        spec: AgentSpec,
-    ) -> Result<AgentHandle, Error> {
+    pub async fn create_with_id(&self, id: CommandId, spec: AgentSpec) -> Result<AgentHandle, Error> {
         let call = Call {
             operation: "create",
             subject: Subject::Harness(spec.harness.clone(), HarnessVerb::Create),
             deadline: self.inner.limits.create_deadline,
             attempt: self.inner.limits.create_attempt_timeout,
         };
-        self.command(&call, id, CreateAgent { spec }, || async { Ok(Ownerless::Retry) }.boxed())
-            .await
+        self.command(&call, id, CreateAgent { spec }, || async { Ok(Ownerless::Retry) }.boxed()).await
     }
 
     /// Start: begins a run of a task.
@@ -160,12 +152,7 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::start`].
-    pub async fn start_with_id(
-        &self,
-        id: CommandId,
-        agent: AgentId,
-        task: Payload,
-    ) -> Result<RunHandle, Error> {
+    pub async fn start_with_id(&self, id: CommandId, agent: AgentId, task: Payload) -> Result<RunHandle, Error> {
         let call = self.to_agent("start", agent, AgentVerb::Start);
         self.command(&call, id, StartRun { task }, || {
             async {
@@ -214,8 +201,7 @@ impl Client {
         let grace_ms = grace.map(|grace| u64::try_from(grace.as_millis()).unwrap_or(u64::MAX));
         let data = StopRun { reason: reason.into(), grace_ms, on_expiry };
         let call = self.to_run("stop", agent, run, RunVerb::Stop);
-        self.command(&call, id, data, || self.stop_without_owner(&call, id, agent, run).boxed())
-            .await
+        self.command(&call, id, data, || self.stop_without_owner(&call, id, agent, run).boxed()).await
     }
 
     /// Kill: ends the run at once, and answers when its whole process tree is
@@ -223,12 +209,7 @@ impl Client {
     ///
     /// # Errors
     /// [`Error`].
-    pub async fn kill(
-        &self,
-        agent: AgentId,
-        run: RunId,
-        reason: impl Into<String>,
-    ) -> Result<KillAck, Error> {
+    pub async fn kill(&self, agent: AgentId, run: RunId, reason: impl Into<String>) -> Result<KillAck, Error> {
         self.kill_with_id(self.mint_id().await, agent, run, reason).await
     }
 
@@ -252,11 +233,7 @@ impl Client {
     ///
     /// # Errors
     /// [`Error`].
-    pub async fn remove(
-        &self,
-        agent: AgentId,
-        reason: impl Into<String>,
-    ) -> Result<RemoveAck, Error> {
+    pub async fn remove(&self, agent: AgentId, reason: impl Into<String>) -> Result<RemoveAck, Error> {
         self.remove_with_id(self.mint_id().await, agent, reason).await
     }
 
@@ -274,11 +251,7 @@ impl Client {
         self.command(&call, id, RemoveAgent { reason: reason.into() }, || {
             async {
                 let history = self.known_agent(call.operation, agent).await?;
-                if history.removed() {
-                    Ok(Ownerless::Answer(RemoveAck { agent }))
-                } else {
-                    Ok(Ownerless::Retry)
-                }
+                if history.removed() { Ok(Ownerless::Answer(RemoveAck { agent })) } else { Ok(Ownerless::Retry) }
             }
             .boxed()
         })
@@ -296,10 +269,7 @@ impl Client {
             Some(run) => Subject::Run(agent, run, RunVerb::Status),
             None => Subject::Agent(agent, AgentVerb::Status),
         };
-        let call = Call {
-            attempt: self.inner.limits.query_attempt_timeout,
-            ..self.call("status", subject)
-        };
+        let call = Call { attempt: self.inner.limits.query_attempt_timeout, ..self.call("status", subject) };
         let id = self.mint_id().await;
         let fold = || async { self.folded_status(agent, run).await.map(Ownerless::Answer) }.boxed();
         match self.command(&call, id, GetStatus {}, fold).await {
@@ -313,18 +283,9 @@ impl Client {
     ///
     /// # Errors
     /// [`Error`]; `not_found` if the events know of no such agent or run.
-    pub async fn folded_status(
-        &self,
-        agent: AgentId,
-        run: Option<RunId>,
-    ) -> Result<AgentStatus, Error> {
+    pub async fn folded_status(&self, agent: AgentId, run: Option<RunId>) -> Result<AgentStatus, Error> {
         let history = self.known_agent("status", agent).await?;
-        let lease = self
-            .inner
-            .bus
-            .lease(history.owner().incarnation)
-            .await
-            .map_err(Error::bus("status"))?;
+        let lease = self.inner.bus.lease(history.owner().incarnation).await.map_err(Error::bus("status"))?;
         crate::history::status(&history, run, matches!(lease, LeaseEntry::Live { .. }))
     }
 
@@ -334,10 +295,7 @@ impl Client {
     /// [`Error`]; `unavailable` if no node offers the harness.
     pub async fn capabilities(&self, harness: &HarnessType) -> Result<CapabilitySet, Error> {
         let subject = Subject::Harness(harness.clone(), HarnessVerb::Capabilities);
-        let call = Call {
-            attempt: self.inner.limits.query_attempt_timeout,
-            ..self.call("capabilities", subject)
-        };
+        let call = Call { attempt: self.inner.limits.query_attempt_timeout, ..self.call("capabilities", subject) };
         let id = self.mint_id().await;
         self.command(&call, id, GetCapabilities {}, || async { Ok(Ownerless::Retry) }.boxed()).await
     }
@@ -351,8 +309,7 @@ impl Client {
         let mut beats = self.inner.bus.heartbeats().await.map_err(Error::bus("nodes"))?;
         let mut heard = BTreeMap::new();
         let leases = self.inner.bus.leases().await.map_err(Error::bus("nodes"))?;
-        let live =
-            leases.iter().filter(|(_, entry)| matches!(entry, LeaseEntry::Live { .. })).count();
+        let live = leases.iter().filter(|(_, entry)| matches!(entry, LeaseEntry::Live { .. })).count();
         let until = Instant::now() + listen;
         while heard.len() < live {
             let left = until.saturating_duration_since(Instant::now());
@@ -364,11 +321,7 @@ impl Client {
         }
         let mut nodes: Vec<_> = leases
             .into_iter()
-            .map(|(incarnation, lease)| NodeView {
-                incarnation,
-                lease,
-                heartbeat: heard.remove(&incarnation),
-            })
+            .map(|(incarnation, lease)| NodeView { incarnation, lease, heartbeat: heard.remove(&incarnation) })
             .collect();
         nodes.sort_by_key(|node| node.incarnation);
         Ok(nodes)
@@ -376,12 +329,7 @@ impl Client {
 
     fn call(&self, operation: &'static str, subject: Subject) -> Call {
         let limits = &self.inner.limits;
-        Call {
-            operation,
-            subject,
-            deadline: limits.command_deadline,
-            attempt: limits.attempt_timeout,
-        }
+        Call { operation, subject, deadline: limits.command_deadline, attempt: limits.attempt_timeout }
     }
 
     fn to_agent(&self, operation: &'static str, agent: AgentId, verb: AgentVerb) -> Call {
@@ -413,26 +361,17 @@ impl Client {
             attempts += 1;
             let left = until.saturating_duration_since(Instant::now());
             let wait = call.attempt.min(left).max(self.inner.limits.retry_pause_first);
-            let obstacle = match self
-                .inner
-                .bus
-                .request(&call.subject, Format::MessagePack, body.clone(), wait)
-                .await
-            {
+            let obstacle = match self.inner.bus.request(&call.subject, Format::MessagePack, body.clone(), wait).await {
                 Ok(answer) => match read_answer(call, &answer)? {
                     Ok(answer) => return Ok(answer),
-                    Err(body) if body.retryable && body.code != ErrorCode::ResourceExhausted => {
-                        body
-                    }
+                    Err(body) if body.retryable && body.code != ErrorCode::ResourceExhausted => body,
                     Err(body) => return Err(Error::Refused { operation: call.operation, body }),
                 },
                 Err(RequestError::NoResponders(subject)) => match ownerless().await? {
                     Ownerless::Answer(answer) => return Ok(answer),
                     Ownerless::Retry => unavailable(format!("nobody answers on {subject}")),
                 },
-                Err(RequestError::Fault(fault @ Fault::Unavailable { .. })) => {
-                    unavailable(fault.to_string())
-                }
+                Err(RequestError::Fault(fault @ Fault::Unavailable { .. })) => unavailable(fault.to_string()),
                 Err(RequestError::Fault(source)) => {
                     return Err(Error::Bus { operation: call.operation, source });
                 }
@@ -446,20 +385,13 @@ impl Client {
         }
     }
 
-    fn body<T: Serialize + Checked>(
-        &self,
-        call: &Call,
-        id: CommandId,
-        data: T,
-    ) -> Result<Bytes, Error> {
+    fn body<T: Serialize + Checked>(&self, call: &Call, id: CommandId, data: T) -> Result<Bytes, Error> {
         let refused = |body| Error::Refused { operation: call.operation, body };
-        let envelope =
-            Envelope { id, principal: self.inner.principal.clone(), expires: None, data };
+        let envelope = Envelope { id, principal: self.inner.principal.clone(), expires: None, data };
         envelope.check().map_err(|invalid| refused(invalid.into()))?;
         let bytes = codec::to_msgpack(&envelope).map_err(|error| refused(error.into()))?;
         if bytes.len() > EVENT_BODY_BYTES_MAX {
-            let message =
-                format!("the command has {} bytes, more than {EVENT_BODY_BYTES_MAX}", bytes.len());
+            let message = format!("the command has {} bytes, more than {EVENT_BODY_BYTES_MAX}", bytes.len());
             return Err(refused(ErrorBody::new(ErrorCode::TooLarge, message)));
         }
         Ok(bytes.into())
@@ -480,20 +412,14 @@ impl Client {
             return Ok(Ownerless::Answer(StopAck { run, deadline: stop.deadline }));
         }
         if known.end.is_some() {
-            let body =
-                ErrorBody::new(ErrorCode::FailedPrecondition, format!("run {run} has ended"));
+            let body = ErrorBody::new(ErrorCode::FailedPrecondition, format!("run {run} has ended"));
             return Err(Error::Refused { operation: call.operation, body });
         }
         Ok(Ownerless::Retry)
     }
 
     /// The same for Kill.
-    async fn kill_without_owner(
-        &self,
-        call: &Call,
-        agent: AgentId,
-        run: RunId,
-    ) -> Result<Ownerless<KillAck>, Error> {
+    async fn kill_without_owner(&self, call: &Call, agent: AgentId, run: RunId) -> Result<Ownerless<KillAck>, Error> {
         let history = self.known_run(call.operation, agent, run).await?;
         let proved = history.run(run).map(acri_core::agent::Run::kill_ack).filter(|ack| ack.proved);
         Ok(proved.map_or(Ownerless::Retry, Ownerless::Answer))
@@ -519,14 +445,8 @@ fn removed(call: &Call) -> Error {
     Error::Refused { operation: call.operation, body }
 }
 
-fn read_answer<A: DeserializeOwned>(
-    call: &Call,
-    answer: &Answer,
-) -> Result<Result<A, ErrorBody>, Error> {
-    let unreadable = |error: codec::Error| Error::Unreadable {
-        operation: call.operation,
-        detail: error.to_string(),
-    };
+fn read_answer<A: DeserializeOwned>(call: &Call, answer: &Answer) -> Result<Result<A, ErrorBody>, Error> {
+    let unreadable = |error: codec::Error| Error::Unreadable { operation: call.operation, detail: error.to_string() };
     match &answer.error {
         None => codec::decode(answer.format, &answer.body).map(Ok).map_err(unreadable),
         Some(_) => codec::decode(answer.format, &answer.body).map(Err).map_err(unreadable),

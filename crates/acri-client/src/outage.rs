@@ -18,12 +18,7 @@ pub(crate) struct Outage {
 
 impl Outage {
     pub(crate) fn new(operation: &'static str, limits: &Limits) -> Self {
-        Self {
-            operation,
-            since: None,
-            max: limits.stream_outage_max,
-            backoff: Backoff::new(limits),
-        }
+        Self { operation, since: None, max: limits.stream_outage_max, backoff: Backoff::new(limits) }
     }
 
     /// Something arrived.

@@ -2,8 +2,8 @@
 
 use crate::{Client, Limits};
 use acri::{
-    AgentId, AgentSpec, CapabilitySet, CommandId, Event, EventEnvelope, EventId, Incarnation,
-    NodeId, Payload, RunId, StreamSeq, Subject, Timestamp, codec,
+    AgentId, AgentSpec, CapabilitySet, CommandId, Event, EventEnvelope, EventId, Incarnation, NodeId, Payload, RunId,
+    StreamSeq, Subject, Timestamp, codec,
     event::{AgentCreated, ExitStatus, RunAccepted, RunCompleted, RunLogsSealed, RunStarted},
     id::{Epoch, EventSeq, LogSeq, Sha256Digest},
     log::{LogFrame, LogRecord, LogType, Origin, ResumeToken, Stream},
@@ -63,9 +63,7 @@ impl Author {
         let harness: acri::HarnessType = "process".parse().unwrap();
         let spec = AgentSpec::new(harness.clone(), vec!["true".into()]);
         let capabilities = CapabilitySet::none(harness);
-        author
-            .own(AgentCreated { spec, capabilities, working_directory: None }, Some(command))
-            .await;
+        author.own(AgentCreated { spec, capabilities, working_directory: None }, Some(command)).await;
         let start = Some(CommandId::from_uuid(RUN_COMMAND));
         author.of_run(RunAccepted { task: Payload::text("") }, start).await;
         author.of_run(RunStarted { tree_control: None, isolation: None, pid: None }, None).await;
@@ -79,10 +77,7 @@ impl Author {
     }
 
     pub(super) async fn lease(&self) {
-        let written = self
-            .bus
-            .write_lease(self.incarnation, &self.node, StreamSeq(0), Duration::from_secs(15))
-            .await;
+        let written = self.bus.write_lease(self.incarnation, &self.node, StreamSeq(0), Duration::from_secs(15)).await;
         assert!(matches!(written, Leased::Written(_)), "{written:?}");
     }
 
@@ -164,7 +159,6 @@ impl Author {
 
     pub(super) async fn seal(&mut self) {
         let count = LogSeq(self.next_log - 1);
-        self.of_run(RunLogsSealed { count, chain: Sha256Digest::default(), gap: false }, None)
-            .await;
+        self.of_run(RunLogsSealed { count, chain: Sha256Digest::default(), gap: false }, None).await;
     }
 }

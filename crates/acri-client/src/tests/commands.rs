@@ -22,11 +22,7 @@ fn refusal(body: &ErrorBody) -> Answer {
 
 /// Serves an agent with these answers, one a request; `None` answers nothing.
 /// Gives back what was asked.
-fn serve(
-    bus: MemoryBus,
-    agent: acri::AgentId,
-    answers: Vec<Option<Answer>>,
-) -> tokio::task::JoinHandle<Vec<Bytes>> {
+fn serve(bus: MemoryBus, agent: acri::AgentId, answers: Vec<Option<Answer>>) -> tokio::task::JoinHandle<Vec<Bytes>> {
     tokio::spawn(async move {
         let mut requests = bus.serve_agent(agent).await.unwrap();
         let mut asked = Vec::new();
@@ -41,10 +37,7 @@ fn serve(
     })
 }
 
-async fn served(
-    author: &Author,
-    answers: Vec<Option<Answer>>,
-) -> (Client, tokio::task::JoinHandle<Vec<Bytes>>) {
+async fn served(author: &Author, answers: Vec<Option<Answer>>) -> (Client, tokio::task::JoinHandle<Vec<Bytes>>) {
     let (client, _) = author.client();
     let asked = serve(author.bus.another(), author.agent, answers);
     tokio::task::yield_now().await;
@@ -86,10 +79,7 @@ async fn without_an_owner_a_command_is_given_up_at_its_deadline_as_unavailable()
     assert!(matches!(error, Error::Unanswered { .. }), "{error:?}");
     assert_eq!(error.code(), ErrorCode::Unavailable);
     let waited = begun.elapsed();
-    assert!(
-        waited > client.limits().command_deadline / 2 && waited <= client.limits().command_deadline,
-        "{waited:?}"
-    );
+    assert!(waited > client.limits().command_deadline / 2 && waited <= client.limits().command_deadline, "{waited:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -138,8 +128,7 @@ async fn what_the_history_proves_is_answered_without_an_owner() {
     assert_eq!(handle.run, author.run);
     author.complete().await;
     assert!(client.kill(author.agent, author.run, "late").await.unwrap().proved);
-    let stop =
-        client.stop(author.agent, author.run, "late", None, OnExpiry::Kill).await.unwrap_err();
+    let stop = client.stop(author.agent, author.run, "late", None, OnExpiry::Kill).await.unwrap_err();
     assert_eq!(stop.code(), ErrorCode::FailedPrecondition);
     author.seal().await;
     author.own(acri::event::AgentRemoved { reason: String::new() }, None).await;
@@ -164,10 +153,7 @@ async fn a_body_that_breaks_a_limit_is_refused_here() {
     let (client, _) = author.client();
     let reason = "x".repeat(5_000);
     let error = client.kill(author.agent, author.run, reason).await.unwrap_err();
-    assert_eq!(
-        (error.code(), error.body().field),
-        (ErrorCode::InvalidArgument, Some("reason".to_owned()))
-    );
+    assert_eq!((error.code(), error.body().field), (ErrorCode::InvalidArgument, Some("reason".to_owned())));
     let task = Payload::text("x".repeat(300 * 1024));
     assert_eq!(client.start(author.agent, task).await.unwrap_err().code(), ErrorCode::TooLarge);
 }

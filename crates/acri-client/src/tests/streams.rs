@@ -4,15 +4,11 @@ use acri::{RunState, StreamSeq, status::Phase};
 use futures_util::StreamExt as _;
 
 /// Log items in a few characters: lines, `[gap a-b]`, `[rewound]`.
-async fn told(
-    mut logs: impl futures_util::Stream<Item = Result<LogItem, crate::Error>> + Unpin,
-) -> String {
+async fn told(mut logs: impl futures_util::Stream<Item = Result<LogItem, crate::Error>> + Unpin) -> String {
     let mut told = Vec::new();
     while let Some(item) = logs.next().await {
         told.push(match item.unwrap() {
-            LogItem::Event(event, _) => {
-                String::from_utf8_lossy(event.payload.as_bytes()).into_owned()
-            }
+            LogItem::Event(event, _) => String::from_utf8_lossy(event.payload.as_bytes()).into_owned(),
             LogItem::Gap { from, to } => format!("[gap {from}-{to}]"),
             LogItem::Rewound { after } => format!("[rewound {after}]"),
             LogItem::Malformed { frame, .. } => format!("[malformed {frame}]"),
@@ -98,10 +94,7 @@ async fn what_retention_took_is_a_gap_at_the_beginning_and_at_the_end() {
     author.seal().await;
     let (client, bus) = author.client();
     bus.with(|state| state.drop_frames_before(StreamSeq(2)));
-    assert_eq!(
-        told(client.logs(author.agent, author.run, Since::Start, true)).await,
-        "[gap 1-2] c"
-    );
+    assert_eq!(told(client.logs(author.agent, author.run, Since::Start, true)).await, "[gap 1-2] c");
     bus.with(|state| state.drop_frames_before(StreamSeq(3)));
     assert_eq!(told(client.logs(author.agent, author.run, Since::Start, true)).await, "[gap 1-3]");
     assert_eq!(told(client.logs(author.agent, author.run, Since::Start, false)).await, "[gap 1-3]");
@@ -120,9 +113,7 @@ async fn the_log_of_an_unknown_run_is_not_found() {
     }
 }
 
-async fn types(
-    mut events: impl futures_util::Stream<Item = Result<EventItem, crate::Error>> + Unpin,
-) -> String {
+async fn types(mut events: impl futures_util::Stream<Item = Result<EventItem, crate::Error>> + Unpin) -> String {
     let mut told = Vec::new();
     while let Some(item) = events.next().await {
         told.push(match item.unwrap() {
@@ -140,15 +131,11 @@ async fn events_are_told_from_where_they_are_asked_for_and_by_default_only_those
     author.complete().await;
     let (client, _) = author.client();
     let of_agent = EventSelection::Agent(author.agent);
-    let told =
-        async |kinds, since| types(client.events(of_agent.clone(), kinds, since, false)).await;
+    let told = async |kinds, since| types(client.events(of_agent.clone(), kinds, since, false)).await;
     assert_eq!(told(EventTypes::Spec, EventsSince::Start).await, "run.started run.completed");
     let all = "agent.created run.accepted run.started run.completed";
     assert_eq!(told(EventTypes::All, EventsSince::Start).await, all);
-    assert_eq!(
-        told(EventTypes::All, EventsSince::After(StreamSeq(2))).await,
-        "run.started run.completed"
-    );
+    assert_eq!(told(EventTypes::All, EventsSince::After(StreamSeq(2))).await, "run.started run.completed");
     assert_eq!(told(EventTypes::All, EventsSince::Now).await, "");
 }
 
@@ -180,10 +167,7 @@ async fn wait_ends_with_the_run_and_says_how() {
     tokio::task::yield_now().await;
     author.complete().await;
     let status = waiting.await.unwrap().unwrap();
-    assert_eq!(
-        (status.state, status.exit.and_then(|exit| exit.code)),
-        (RunState::Completed, Some(0))
-    );
+    assert_eq!((status.state, status.exit.and_then(|exit| exit.code)), (RunState::Completed, Some(0)));
 }
 
 #[tokio::test(start_paused = true)]
