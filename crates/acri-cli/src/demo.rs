@@ -41,7 +41,12 @@ pub(crate) async fn perform(app: &mut App, args: Args) -> Result<()> {
     let took = began.elapsed();
     if app.out.format == Format::Table {
         let verdict = if claims.all_hold() { "every claim holds" } else { "NOT every claim holds" };
-        app.out.line(format_args!("\n{verdict}: {} of {}, {:.1} s", claims.held(), claims.len(), took.as_secs_f64()))?;
+        app.out.line(format_args!(
+            "\n{verdict}: {} of {}, {:.1} s",
+            claims.held(),
+            claims.len(),
+            took.as_secs_f64()
+        ))?;
     } else {
         app.out.document(&claims.summary(took))?;
     }

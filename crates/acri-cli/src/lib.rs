@@ -58,7 +58,8 @@ pub fn main() -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .max_blocking_threads(BLOCKING_THREADS_MAX)
         .enable_all()
-        .build() {
+        .build()
+    {
         Ok(runtime) => runtime,
         Err(error) => {
             return failure::end(&anyhow::Error::from(error).context("failed to start"), &mut app.out);

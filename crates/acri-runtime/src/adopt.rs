@@ -8,9 +8,7 @@
 //! `node_lost_after` of silence, observed without a break.
 
 use crate::{agent, clock::boot_time, node::Shared, supervisor};
-use acri::{
-    AgentId, Event, EventEnvelope, HarnessType, Incarnation, NodeId, RunId, StreamSeq, Subject,
-};
+use acri::{AgentId, Event, EventEnvelope, HarnessType, Incarnation, NodeId, RunId, StreamSeq, Subject};
 use acri_bus::port::{EventSelection, Fault, LeaseEntry, Leased, Recorded, Until};
 use acri_drivers::driver::Driver;
 use futures_util::StreamExt as _;
@@ -152,8 +150,7 @@ impl Adopter {
     }
 
     async fn look(&self, silence: &mut Silence) -> Result<(), Fault> {
-        let leases: BTreeMap<Incarnation, LeaseEntry> =
-            self.shared.bus.leases().await?.into_iter().collect();
+        let leases: BTreeMap<Incarnation, LeaseEntry> = self.shared.bus.leases().await?.into_iter().collect();
         let owned = lock(&self.index).agents.clone();
         self.collect(&leases, &owned).await?;
         let mut seen = Silence::new();
@@ -203,10 +200,7 @@ impl Adopter {
 
     async fn consider(&self, agent: AgentId, entry: &Entry, silent: Duration) -> Result<(), Fault> {
         let Some(supervisor) = self.supervisors.get(&entry.harness) else { return Ok(()) };
-        let local = self
-            .drivers
-            .iter()
-            .any(|driver| *driver.harness() == entry.harness && driver.is_local());
+        let local = self.drivers.iter().any(|driver| *driver.harness() == entry.harness && driver.is_local());
         let node_lost = local && entry.node != self.shared.config.node;
         if node_lost && (entry.open.is_none() || silent < entry.lost_after) {
             return Ok(());

@@ -110,11 +110,7 @@ impl Actor for Agent {
     type State = State;
     type Arguments = Arguments;
 
-    async fn pre_start(
-        &self,
-        _myself: ActorRef<Msg>,
-        arguments: Arguments,
-    ) -> Result<State, ActorProcessingErr> {
+    async fn pre_start(&self, _myself: ActorRef<Msg>, arguments: Arguments) -> Result<State, ActorProcessingErr> {
         let Arguments { agent, birth, shared, driver, supervisor } = arguments;
         shared.agents.fetch_add(1, Ordering::Relaxed);
         Ok(State {
@@ -133,23 +129,14 @@ impl Actor for Agent {
         })
     }
 
-    async fn post_start(
-        &self,
-        myself: ActorRef<Msg>,
-        state: &mut State,
-    ) -> Result<(), ActorProcessingErr> {
+    async fn post_start(&self, myself: ActorRef<Msg>, state: &mut State) -> Result<(), ActorProcessingErr> {
         let Some(birth) = state.birth.take() else { return Ok(()) };
         let outputs = state.begin(birth)?;
         state.serve(&myself).await?;
         state.carry_out(&myself, outputs).await
     }
 
-    async fn handle(
-        &self,
-        myself: ActorRef<Msg>,
-        message: Msg,
-        state: &mut State,
-    ) -> Result<(), ActorProcessingErr> {
+    async fn handle(&self, myself: ActorRef<Msg>, message: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
         let input = match message {
             Msg::Command { command, back, permit } => {
                 if let Err(error) = state.check_task(&command) {
@@ -171,9 +158,7 @@ impl Actor for Agent {
                 input
             }
             Msg::KillRun { command, reason } => {
-                let Some(input) =
-                    state.own_command(command, |run| Order::Kill(run, KillRun { reason }))
-                else {
+                let Some(input) = state.own_command(command, |run| Order::Kill(run, KillRun { reason })) else {
                     return Ok(());
                 };
                 input
@@ -225,8 +210,7 @@ impl State {
             }
             Birth::Adopt { history, history_lost, node_lost } => {
                 self.node_lost = node_lost;
-                let adoption =
-                    with_ctx(&self.shared, |ctx| Appender::adopt(me, &history, history_lost, ctx));
+                let adoption = with_ctx(&self.shared, |ctx| Appender::adopt(me, &history, history_lost, ctx));
                 adoption.map_err(|halt| format!("adoption: {halt:?}"))?
             }
         };
@@ -286,11 +270,7 @@ impl State {
         Ok(())
     }
 
-    async fn carry_out(
-        &mut self,
-        myself: &ActorRef<Msg>,
-        outputs: Vec<Output>,
-    ) -> Result<(), ActorProcessingErr> {
+    async fn carry_out(&mut self, myself: &ActorRef<Msg>, outputs: Vec<Output>) -> Result<(), ActorProcessingErr> {
         if outputs.iter().any(|output| matches!(output, Output::Halt(Halt::NotOurs))) {
             // Before the answer: who has it may repeat his Create at once, and
             // must not be sent to an actor that ends.
@@ -302,9 +282,7 @@ impl State {
             match output {
                 append @ Output::Append { .. } => self.append(myself, append),
                 Output::Reread { token, after } => self.reread(myself, token, after),
-                Output::Effect { token, run, effect } => {
-                    self.effect(myself, token, run, effect).await?
-                }
+                Output::Effect { token, run, effect } => self.effect(myself, token, run, effect).await?,
                 Output::Reply(asker, answer) => {
                     let Some((back, _permit)) = self.askers.remove(&asker) else { continue };
                     if self.shared.lease.may_act() {
@@ -340,8 +318,7 @@ impl State {
                 Output::Retired => {
                     self.leave().await;
                     self.driver.remove(self.agent).await;
-                    let _ =
-                        self.supervisor.cast(supervisor::Msg::Gone(self.agent, myself.get_id()));
+                    let _ = self.supervisor.cast(supervisor::Msg::Gone(self.agent, myself.get_id()));
                     myself.stop(Some("removed".to_owned()));
                 }
                 Output::Halt(halt) => return self.halt(myself, halt).await,
@@ -360,11 +337,9 @@ impl State {
             // Ours after all, if an actor of ours died between the append and
             // its answer: the supervisor looks.
             Halt::NotOurs => supervisor::Msg::Readopt { agent: self.agent, from: myself.get_id(), history_lost: false },
-            Halt::HistoryLost => supervisor::Msg::Readopt {
-                agent: self.agent,
-                from: myself.get_id(),
-                history_lost: true,
-            },
+            Halt::HistoryLost => {
+                supervisor::Msg::Readopt { agent: self.agent, from: myself.get_id(), history_lost: true }
+            }
             Halt::Bug(text) => {
                 tracing::error!(agent = %self.agent, text, "this agent stops, and no other");
                 supervisor::Msg::Gone(self.agent, myself.get_id())
@@ -413,10 +388,7 @@ impl State {
                 }
                 Appended::Refused(error) => {
                     tracing::warn!(%error, "append is refused");
-                    Input::Refused(
-                        token,
-                        ErrorBody::new(ErrorCode::ResourceExhausted, error.to_string()),
-                    )
+                    Input::Refused(token, ErrorBody::new(ErrorCode::ResourceExhausted, error.to_string()))
                 }
             };
             let _ = myself.cast(Msg::Input(input));
@@ -482,8 +454,7 @@ pub(crate) async fn read_after(
     let Some(last) = shared.bus.last(agent).await? else { return Ok((Vec::new(), StreamSeq(0))) };
     let mut stored = Vec::new();
     if last.seq > after {
-        let mut events =
-            shared.bus.read(EventSelection::Agent(agent), after.next(), Until::Now).await?;
+        let mut events = shared.bus.read(EventSelection::Agent(agent), after.next(), Until::Now).await?;
         while let Some(recorded) = events.next().await {
             let recorded = recorded?;
             if recorded.seq >= last.seq {

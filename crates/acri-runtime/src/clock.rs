@@ -48,8 +48,6 @@ impl BusClock {
     /// Now, by the bus's clock.
     #[must_use]
     pub fn now(&self) -> Timestamp {
-        Timestamp::from_micros(
-            boot_micros().saturating_add(self.above_boot_micros.load(Ordering::Relaxed)),
-        )
+        Timestamp::from_micros(boot_micros().saturating_add(self.above_boot_micros.load(Ordering::Relaxed)))
     }
 }

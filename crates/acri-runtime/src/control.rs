@@ -44,10 +44,7 @@ impl std::fmt::Debug for Switches {
 }
 
 impl Switches {
-    fn with<T>(
-        &self,
-        act: impl FnOnce(&mut HashMap<(AgentId, RunId), Arc<dyn KillSwitch>>) -> T,
-    ) -> T {
+    fn with<T>(&self, act: impl FnOnce(&mut HashMap<(AgentId, RunId), Arc<dyn KillSwitch>>) -> T) -> T {
         act(&mut self.entries.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -84,18 +81,9 @@ impl Switches {
 }
 
 enum Order {
-    Serve {
-        agent: AgentId,
-        epoch: Epoch,
-        to: ActorRef<agent::Msg>,
-        done: oneshot::Sender<Result<(), Fault>>,
-    },
+    Serve { agent: AgentId, epoch: Epoch, to: ActorRef<agent::Msg>, done: oneshot::Sender<Result<(), Fault>> },
     Unserve(AgentId, Epoch),
-    Kill {
-        agent: AgentId,
-        run: RunId,
-        request: KillRequest,
-    },
+    Kill { agent: AgentId, run: RunId, request: KillRequest },
 }
 
 /// The way to the control thread.
@@ -154,12 +142,7 @@ impl Control {
     ///
     /// # Errors
     /// The subscription's fault.
-    pub(crate) async fn serve(
-        &self,
-        agent: AgentId,
-        epoch: Epoch,
-        to: ActorRef<agent::Msg>,
-    ) -> Result<(), Fault> {
+    pub(crate) async fn serve(&self, agent: AgentId, epoch: Epoch, to: ActorRef<agent::Msg>) -> Result<(), Fault> {
         let (done, answer) = oneshot::channel();
         let gone = |_| unavailable("subscribe", &"the control thread has ended");
         if self.orders.send(Order::Serve { agent, epoch, to, done }).await.is_err() {
@@ -309,22 +292,12 @@ impl Thread {
 
     fn pull(&self, agent: AgentId, run: RunId, request: KillRequest) {
         if let Some(switch) = self.switches.find(agent, run) {
-            tokio::spawn(pull(
-                switch,
-                request,
-                Arc::clone(&self.lease),
-                Arc::clone(&self.counters),
-            ));
+            tokio::spawn(pull(switch, request, Arc::clone(&self.lease), Arc::clone(&self.counters)));
         }
     }
 }
 
-async fn pull(
-    switch: Arc<dyn KillSwitch>,
-    request: KillRequest,
-    lease: Arc<Lease>,
-    counters: Arc<Counters>,
-) {
+async fn pull(switch: Arc<dyn KillSwitch>, request: KillRequest, lease: Arc<Lease>, counters: Arc<Counters>) {
     if !lease.may_act() {
         return;
     }

@@ -71,8 +71,7 @@ impl Lease {
         if !self.may_act() {
             return Duration::ZERO;
         }
-        boot_time()
-            .saturating_sub(Duration::from_millis(self.held_since_ms.load(Ordering::Acquire)))
+        boot_time().saturating_sub(Duration::from_millis(self.held_since_ms.load(Ordering::Acquire)))
     }
 
     fn renewed(&self, sent: Duration, stop_after: Duration) {
@@ -118,8 +117,7 @@ pub(crate) async fn keep(
     let mut created = false;
     loop {
         let sent = boot_time();
-        let pause = match bus.write_lease(terms.incarnation, &terms.node, revision, terms.ttl).await
-        {
+        let pause = match bus.write_lease(terms.incarnation, &terms.node, revision, terms.ttl).await {
             Leased::Written(written) => {
                 revision = written;
                 created = true;

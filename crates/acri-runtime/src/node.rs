@@ -12,9 +12,7 @@ use crate::{
     service::{self, Service},
     supervisor::{self, Supervisor},
 };
-use acri::{
-    AgentId, CommandId, EventId, HarnessType, Incarnation, NodeId, RunId, StreamSeq, event, id::Epoch, limits,
-};
+use acri::{AgentId, CommandId, EventId, HarnessType, Incarnation, NodeId, RunId, StreamSeq, event, id::Epoch, limits};
 use acri_bus::port::{EventSelection, Fault, LeaseEntry, Leased, SharedBus, Until};
 use acri_core::appender::Stored;
 use acri_drivers::driver::{Driver, Held, KillRequest, Owner, Session};
@@ -105,10 +103,7 @@ pub(crate) struct Shared {
 
 impl std::fmt::Debug for Shared {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter
-            .debug_struct("Shared")
-            .field("incarnation", &self.incarnation)
-            .finish_non_exhaustive()
+        formatter.debug_struct("Shared").field("incarnation", &self.incarnation).finish_non_exhaustive()
     }
 }
 
@@ -135,13 +130,7 @@ impl Sessions {
         act(&mut self.entries.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub(crate) fn register(
-        &self,
-        agent: AgentId,
-        run: RunId,
-        owner: Owner,
-        session: Arc<dyn Session>,
-    ) {
+    pub(crate) fn register(&self, agent: AgentId, run: RunId, owner: Owner, session: Arc<dyn Session>) {
         self.with(|entries| entries.insert((agent, run), (owner, session)));
     }
 
@@ -172,10 +161,7 @@ pub struct Node {
 
 impl std::fmt::Debug for Node {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter
-            .debug_struct("Node")
-            .field("incarnation", &self.shared.incarnation)
-            .finish_non_exhaustive()
+        formatter.debug_struct("Node").field("incarnation", &self.shared.incarnation).finish_non_exhaustive()
     }
 }
 
@@ -185,11 +171,7 @@ impl Node {
     ///
     /// # Errors
     /// [`Error`].
-    pub async fn start(
-        config: Config,
-        connect: Connect,
-        drivers: Vec<Arc<dyn Driver>>,
-    ) -> Result<Self, Error> {
+    pub async fn start(config: Config, connect: Connect, drivers: Vec<Arc<dyn Driver>>) -> Result<Self, Error> {
         let lock = lock_state(&config.state_dir)?;
         let incarnation = Incarnation::from_uuid(Uuid::new_v4());
         let switches = Arc::new(Switches::default());
@@ -207,11 +189,8 @@ impl Node {
             fence(&bus, predecessor).await?;
         }
         write_incarnation(&config.state_dir, incarnation)?;
-        let (lease, clock, counters) = (
-            Arc::new(Lease::default()),
-            Arc::new(BusClock::default()),
-            Arc::new(Counters::default()),
-        );
+        let (lease, clock, counters) =
+            (Arc::new(Lease::default()), Arc::new(BusClock::default()), Arc::new(Counters::default()));
         let terms = Terms {
             node: config.node.clone(),
             incarnation,
@@ -226,9 +205,8 @@ impl Node {
             counters: Arc::clone(&counters),
             switches,
         };
-        let control = Control::start(connect, parts)
-            .await
-            .map_err(|source| Error::Bus { operation: "connect", source })?;
+        let control =
+            Control::start(connect, parts).await.map_err(|source| Error::Bus { operation: "connect", source })?;
         let granted = tokio::time::timeout(LEASE_WAIT_MAX, lease.wait()).await;
         if granted != Ok(true) {
             control.end();
@@ -246,23 +224,17 @@ impl Node {
             sessions: Sessions::default(),
             agents: AtomicU64::new(0),
         });
-        let mut node = Self {
-            shared,
-            supervisors: BTreeMap::new(),
-            stop: CancellationToken::new(),
-            _lock: lock,
-        };
+        let mut node = Self { shared, supervisors: BTreeMap::new(), stop: CancellationToken::new(), _lock: lock };
         node.begin(drivers, held).await.inspect_err(|_| node.shared.control.end())?;
         Ok(node)
     }
 
     async fn begin(&mut self, drivers: Vec<Arc<dyn Driver>>, held: Vec<(Arc<dyn Driver>, Held)>) -> Result<(), Error> {
         for driver in &drivers {
-            let parts =
-                supervisor::Parts { shared: Arc::clone(&self.shared), driver: Arc::clone(driver) };
-            let (supervisor, _) = Actor::spawn(None, Supervisor, parts).await.map_err(|error| {
-                Error::Supervisor { harness: driver.harness().clone(), detail: error.to_string() }
-            })?;
+            let parts = supervisor::Parts { shared: Arc::clone(&self.shared), driver: Arc::clone(driver) };
+            let (supervisor, _) = Actor::spawn(None, Supervisor, parts)
+                .await
+                .map_err(|error| Error::Supervisor { harness: driver.harness().clone(), detail: error.to_string() })?;
             self.supervisors.insert(driver.harness().clone(), supervisor);
         }
         let index = self.adopt_own().await?;
@@ -288,18 +260,11 @@ impl Node {
                 .serve_harness(driver.harness())
                 .await
                 .map_err(|source| Error::Bus { operation: "serve a harness", source })?;
-            let service = Arc::new(Service {
-                shared: Arc::clone(&self.shared),
-                driver: Arc::clone(driver),
-                supervisor,
-            });
+            let service =
+                Arc::new(Service { shared: Arc::clone(&self.shared), driver: Arc::clone(driver), supervisor });
             tokio::spawn(service.run(requests, self.stop.clone()));
         }
-        tokio::spawn(adopt::follow(
-            Arc::clone(&self.shared),
-            Arc::clone(&index),
-            self.stop.clone(),
-        ));
+        tokio::spawn(adopt::follow(Arc::clone(&self.shared), Arc::clone(&index), self.stop.clone()));
         let adopter = Adopter {
             shared: Arc::clone(&self.shared),
             drivers: drivers.clone(),
@@ -328,12 +293,7 @@ impl Node {
         let fault = |source| Error::Bus { operation: "read the events", source };
         let mut histories: HashMap<AgentId, Vec<Stored>> = HashMap::new();
         let mut index = Index::default();
-        let mut events = self
-            .shared
-            .bus
-            .read(EventSelection::All, StreamSeq(1), Until::Now)
-            .await
-            .map_err(fault)?;
+        let mut events = self.shared.bus.read(EventSelection::All, StreamSeq(1), Until::Now).await.map_err(fault)?;
         while let Some(recorded) = events.next().await {
             let recorded = recorded.map_err(fault)?;
             index.note(&recorded);
@@ -409,9 +369,7 @@ impl Node {
     async fn actors(&self) -> Vec<ActorRef<agent::Msg>> {
         let mut actors = Vec::new();
         for supervisor in self.supervisors.values() {
-            actors.extend(
-                ractor::call_t!(supervisor, supervisor::Msg::Agents, 5_000).unwrap_or_default(),
-            );
+            actors.extend(ractor::call_t!(supervisor, supervisor::Msg::Agents, 5_000).unwrap_or_default());
         }
         actors
     }
@@ -480,8 +438,7 @@ async fn reclaim(shared: Arc<Shared>, driver: Arc<dyn Driver>, held: Held) {
 
 /// The last owner and the harness, as the history tells.
 fn owner_of(history: &[Stored]) -> Option<(NodeId, Incarnation, HarnessType)> {
-    let decode =
-        |stored: &Stored| acri::codec::from_msgpack::<acri::EventEnvelope>(&stored.bytes).ok();
+    let decode = |stored: &Stored| acri::codec::from_msgpack::<acri::EventEnvelope>(&stored.bytes).ok();
     let first = decode(history.first()?)?;
     let last = decode(history.last()?)?;
     let acri::Event::AgentCreated(event::AgentCreated { spec, .. }) = first.event else {
@@ -491,10 +448,8 @@ fn owner_of(history: &[Stored]) -> Option<(NodeId, Incarnation, HarnessType)> {
 }
 
 async fn check_skew(bus: &SharedBus, clock: &BusClock) -> Result<(), Error> {
-    let offset = bus
-        .clock_offset_micros()
-        .await
-        .map_err(|source| Error::Bus { operation: "read the bus's clock", source })?;
+    let offset =
+        bus.clock_offset_micros().await.map_err(|source| Error::Bus { operation: "read the bus's clock", source })?;
     clock.set_offset_from_wall(offset);
     if u128::from(offset.unsigned_abs()) > limits::CLOCK_SKEW_MAX.as_micros() {
         return Err(Error::Skew(offset / 1_000));
@@ -518,10 +473,7 @@ async fn fence(bus: &SharedBus, incarnation: Incarnation) -> Result<(), Error> {
         }
         tokio::time::sleep(agent::retry_pause(attempt.min(4))).await;
     }
-    Err(fault(Fault::Unavailable {
-        operation: "fence",
-        detail: "the entry changes again and again".to_owned(),
-    }))
+    Err(fault(Fault::Unavailable { operation: "fence", detail: "the entry changes again and again".to_owned() }))
 }
 
 async fn contact(shared: Arc<Shared>, stop: CancellationToken) {
@@ -557,12 +509,8 @@ fn lock_state(directory: &Path) -> Result<File, Error> {
         .create(directory)
         .map_err(file_error("create", directory))?;
     let path = directory.join("node.lock");
-    let lock = File::options()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(&path)
-        .map_err(file_error("open", &path))?;
+    let lock =
+        File::options().create(true).truncate(false).write(true).open(&path).map_err(file_error("open", &path))?;
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive)
         .map_err(|_| Error::Locked(directory.display().to_string()))?;
     Ok(lock)

@@ -70,9 +70,7 @@ impl Flow {
     }
 
     fn is_release_worth_it(&self) -> bool {
-        self.release
-            .as_ref()
-            .is_some_and(|(offset, _)| offset.saturating_sub(self.released) >= RELEASE_BYTES)
+        self.release.as_ref().is_some_and(|(offset, _)| offset.saturating_sub(self.released) >= RELEASE_BYTES)
     }
 }
 
@@ -97,10 +95,7 @@ impl Pump {
             if flow.done {
                 break;
             }
-            if reading.is_none()
-                && chunks.is_empty()
-                && ended.is_none_or(|(at, _)| writer.wants_output() != Some(at))
-            {
+            if reading.is_none() && chunks.is_empty() && ended.is_none_or(|(at, _)| writer.wants_output() != Some(at)) {
                 reading = writer.wants_output().map(|offset| self.read(offset));
             }
             tokio::select! {
@@ -179,8 +174,7 @@ impl Pump {
                 if wanted != Some(record.spool_offset) {
                     break;
                 }
-                let spool_end =
-                    chunk.records.get(index + 1).map_or(chunk.next, |next| next.spool_offset);
+                let spool_end = chunk.records.get(index + 1).map_or(chunk.next, |next| next.spool_offset);
                 let outputs = writer.step(Input::Output(SpoolRecord {
                     spool_offset: record.spool_offset,
                     spool_end,
@@ -237,12 +231,7 @@ impl Pump {
         })
     }
 
-    fn carry_out(
-        &self,
-        flow: &mut Flow,
-        outputs: Vec<Output>,
-        to: &ActorRef<agent::Msg>,
-    ) -> Result<(), String> {
+    fn carry_out(&self, flow: &mut Flow, outputs: Vec<Output>, to: &ActorRef<agent::Msg>) -> Result<(), String> {
         for output in outputs {
             match output {
                 Output::Derive(source, event) => self.report(to, Report::Derived(source, *event)),
@@ -258,26 +247,12 @@ impl Pump {
                     flow.asked = Some(publish(Arc::clone(&self.shared), token, append, attempt));
                 }
                 Output::ReadLast { token, attempt } => {
-                    flow.asked = Some(read_last(
-                        Arc::clone(&self.shared),
-                        self.agent,
-                        self.run,
-                        token,
-                        attempt,
-                    ));
+                    flow.asked = Some(read_last(Arc::clone(&self.shared), self.agent, self.run, token, attempt));
                 }
                 Output::CheckEpoch { token, attempt } => {
-                    flow.asked = Some(check_epoch(
-                        Arc::clone(&self.shared),
-                        self.agent,
-                        self.owner,
-                        token,
-                        attempt,
-                    ));
+                    flow.asked = Some(check_epoch(Arc::clone(&self.shared), self.agent, self.owner, token, attempt));
                 }
-                Output::Release { spool_offset, resume } => {
-                    flow.release = Some((spool_offset, resume))
-                }
+                Output::Release { spool_offset, resume } => flow.release = Some((spool_offset, resume)),
                 Output::StepDown(epoch) => {
                     return Err(format!("a frame of epoch {epoch} is stored"));
                 }
@@ -342,10 +317,7 @@ fn read_last(shared: Arc<Shared>, agent: AgentId, run: RunId, token: Token, atte
         };
         let Some(frame) = frame else { return Answer::Last(token, None) };
         match acri::codec::from_msgpack(&frame.resume) {
-            Ok(resume) => Answer::Last(
-                token,
-                Some(LastFrame { seq: frame.seq, epoch: frame.epoch, token: resume }),
-            ),
+            Ok(resume) => Answer::Last(token, Some(LastFrame { seq: frame.seq, epoch: frame.epoch, token: resume })),
             Err(error) => {
                 tracing::error!(%run, %error, "the last frame's resume token cannot be read");
                 Answer::ReadFailed(token)
@@ -354,23 +326,14 @@ fn read_last(shared: Arc<Shared>, agent: AgentId, run: RunId, token: Token, atte
     })
 }
 
-fn check_epoch(
-    shared: Arc<Shared>,
-    agent: AgentId,
-    owner: Owner,
-    token: Token,
-    attempt: u32,
-) -> Asked {
+fn check_epoch(shared: Arc<Shared>, agent: AgentId, owner: Owner, token: Token, attempt: u32) -> Asked {
     Box::pin(async move {
         if attempt > 0 {
             tokio::time::sleep(retry_pause(attempt)).await;
         }
         match shared.bus.last(agent).await {
             Ok(Some(last)) => match acri::codec::from_msgpack::<acri::EventEnvelope>(&last.bytes) {
-                Ok(envelope)
-                    if envelope.epoch == owner.epoch
-                        && envelope.incarnation == owner.incarnation =>
-                {
+                Ok(envelope) if envelope.epoch == owner.epoch && envelope.incarnation == owner.incarnation => {
                     Answer::EpochOk(token)
                 }
                 Ok(_) => Answer::Fenced,

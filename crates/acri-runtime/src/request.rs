@@ -4,10 +4,7 @@
 use acri::{
     AgentId, ErrorBody, ErrorCode, RunId, Subject,
     codec::{self, Format},
-    command::{
-        Checked, CreateAgent, Envelope, GetCapabilities, GetStatus, KillRun, RemoveAgent, StartRun,
-        StopRun,
-    },
+    command::{Checked, CreateAgent, Envelope, GetCapabilities, GetStatus, KillRun, RemoveAgent, StartRun, StopRun},
     limits::EVENT_BODY_BYTES_MAX,
     subject::{AgentVerb, HarnessVerb, RunVerb},
 };
@@ -27,14 +24,10 @@ pub(crate) enum HarnessOrder {
 
 fn envelope<T: DeserializeOwned + Checked>(request: &Request) -> Result<Envelope<T>, ErrorBody> {
     let format = request.format.ok_or_else(|| {
-        ErrorBody::new(
-            ErrorCode::Malformed,
-            "the header `Content-Type` names neither MessagePack nor JSON",
-        )
+        ErrorBody::new(ErrorCode::Malformed, "the header `Content-Type` names neither MessagePack nor JSON")
     })?;
     if request.body.len() > EVENT_BODY_BYTES_MAX {
-        let text =
-            format!("the body has {} bytes, more than {EVENT_BODY_BYTES_MAX}", request.body.len());
+        let text = format!("the body has {} bytes, more than {EVENT_BODY_BYTES_MAX}", request.body.len());
         return Err(ErrorBody::new(ErrorCode::TooLarge, text));
     }
     let envelope: Envelope<T> = codec::decode(format, &request.body)?;
@@ -43,21 +36,16 @@ fn envelope<T: DeserializeOwned + Checked>(request: &Request) -> Result<Envelope
 }
 
 fn command<T>(envelope: Envelope<T>, order: impl FnOnce(T) -> Order) -> Command {
-    Command {
-        id: envelope.id,
-        principal: envelope.principal,
-        expires: envelope.expires,
-        order: order(envelope.data),
-    }
+    Command { id: envelope.id, principal: envelope.principal, expires: envelope.expires, order: order(envelope.data) }
 }
 
 fn subject(request: &Request) -> Result<Subject, ErrorBody> {
     request.subject.parse().map_err(|error: acri::subject::Error| {
         let code = match error {
             acri::subject::Error::Verb(_) => ErrorCode::UnknownVerb,
-            acri::subject::Error::Unknown(_)
-            | acri::subject::Error::Id(_)
-            | acri::subject::Error::Shard { .. } => ErrorCode::InvalidArgument,
+            acri::subject::Error::Unknown(_) | acri::subject::Error::Id(_) | acri::subject::Error::Shard { .. } => {
+                ErrorCode::InvalidArgument
+            }
         };
         ErrorBody::new(code, error.to_string())
     })
@@ -65,12 +53,7 @@ fn subject(request: &Request) -> Result<Subject, ErrorBody> {
 
 /// Reads a command to an agent or one of its runs.
 pub(crate) fn to_agent(agent: AgentId, request: &Request) -> Result<Command, ErrorBody> {
-    let foreign = || {
-        ErrorBody::new(
-            ErrorCode::InvalidArgument,
-            "the subject is not one of this agent's commands",
-        )
-    };
+    let foreign = || ErrorBody::new(ErrorCode::InvalidArgument, "the subject is not one of this agent's commands");
     match subject(request)? {
         Subject::Agent(of, verb) if of == agent => Ok(match verb {
             AgentVerb::Start => command(envelope::<StartRun>(request)?, Order::Start),
@@ -78,9 +61,7 @@ pub(crate) fn to_agent(agent: AgentId, request: &Request) -> Result<Command, Err
             AgentVerb::Remove => command(envelope::<RemoveAgent>(request)?, Order::Remove),
         }),
         Subject::Run(of, run, verb) if of == agent => Ok(match verb {
-            RunVerb::Status => {
-                command(envelope::<GetStatus>(request)?, |_| Order::Status(Some(run)))
-            }
+            RunVerb::Status => command(envelope::<GetStatus>(request)?, |_| Order::Status(Some(run))),
             RunVerb::Stop => command(envelope::<StopRun>(request)?, |stop| Order::Stop(run, stop)),
             RunVerb::Kill => command(envelope::<KillRun>(request)?, |kill| Order::Kill(run, kill)),
         }),
@@ -94,10 +75,8 @@ pub(crate) fn to_harness(request: &Request) -> Result<HarnessOrder, ErrorBody> {
         Subject::Harness(harness, HarnessVerb::Create) => {
             let envelope = envelope::<CreateAgent>(request)?;
             if envelope.data.spec.harness != harness {
-                let text = format!(
-                    "field `spec.harness` is {}, the subject says {harness}",
-                    envelope.data.spec.harness
-                );
+                let text =
+                    format!("field `spec.harness` is {}, the subject says {harness}", envelope.data.spec.harness);
                 return Err(ErrorBody::new(ErrorCode::InvalidArgument, text));
             }
             Ok(HarnessOrder::Create(envelope))
@@ -106,10 +85,7 @@ pub(crate) fn to_harness(request: &Request) -> Result<HarnessOrder, ErrorBody> {
             envelope::<GetCapabilities>(request)?;
             Ok(HarnessOrder::Capabilities)
         }
-        _ => Err(ErrorBody::new(
-            ErrorCode::InvalidArgument,
-            "the subject is no command to a harness",
-        )),
+        _ => Err(ErrorBody::new(ErrorCode::InvalidArgument, "the subject is no command to a harness")),
     }
 }
 
@@ -145,11 +121,7 @@ impl Back {
     pub(crate) async fn send<T: Serialize + Sync>(self, body: &T) {
         let Some(reply) = self.reply else { return };
         match codec::encode(self.format, body) {
-            Ok(bytes) => {
-                reply
-                    .send(port::Answer { format: self.format, body: bytes.into(), error: None })
-                    .await
-            }
+            Ok(bytes) => reply.send(port::Answer { format: self.format, body: bytes.into(), error: None }).await,
             Err(error) => tracing::error!(%error, "answer cannot be written"),
         }
     }

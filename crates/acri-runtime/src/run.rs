@@ -7,9 +7,7 @@ use acri::{
     event::{FailReason, RunStarted, Source},
 };
 use acri_core::appender::{Effect, Input, Report, Token};
-use acri_drivers::driver::{
-    Attached, Driver, Fault, KillRequest, Owner, Provisioned, Session, Start, StartError,
-};
+use acri_drivers::driver::{Attached, Driver, Fault, KillRequest, Owner, Provisioned, Session, Start, StartError};
 use futures_util::FutureExt as _;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use std::{panic::AssertUnwindSafe, sync::Arc};
@@ -51,14 +49,10 @@ pub(crate) enum Msg {
 impl std::fmt::Debug for Msg {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Effect(token, effect) => {
-                formatter.debug_tuple("Effect").field(token).field(effect).finish()
-            }
+            Self::Effect(token, effect) => formatter.debug_tuple("Effect").field(token).field(effect).finish(),
             Self::Derived(source) => formatter.debug_tuple("Derived").field(source).finish(),
             Self::Ready(token, ..) => formatter.debug_tuple("Ready").field(token).finish(),
-            Self::Unreachable(token, fault) => {
-                formatter.debug_tuple("Unreachable").field(token).field(fault).finish()
-            }
+            Self::Unreachable(token, fault) => formatter.debug_tuple("Unreachable").field(token).field(fault).finish(),
         }
     }
 }
@@ -85,20 +79,11 @@ impl Actor for Run {
     type State = State;
     type Arguments = Spawn;
 
-    async fn pre_start(
-        &self,
-        _myself: ActorRef<Msg>,
-        spawn: Spawn,
-    ) -> Result<State, ActorProcessingErr> {
+    async fn pre_start(&self, _myself: ActorRef<Msg>, spawn: Spawn) -> Result<State, ActorProcessingErr> {
         Ok(State { spawn, session: None, derived: None, tasks: CancellationToken::new() })
     }
 
-    async fn handle(
-        &self,
-        myself: ActorRef<Msg>,
-        message: Msg,
-        state: &mut State,
-    ) -> Result<(), ActorProcessingErr> {
+    async fn handle(&self, myself: ActorRef<Msg>, message: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
         match message {
             Msg::Effect(token, effect) => state.effect(&myself, token, effect),
             Msg::Derived(source) => {
@@ -139,10 +124,8 @@ impl State {
             Effect::Stop { command, epoch } => self.stop(token, command, epoch),
             Effect::Kill { command, principal, reason, epoch } => {
                 let owner = owner(&self.spawn.shared, epoch);
-                let (control, agent, run) =
-                    (self.spawn.shared.control.clone(), self.spawn.agent, self.spawn.run);
-                let (to, request) =
-                    (self.spawn.to.clone(), KillRequest { command, principal, reason, owner });
+                let (control, agent, run) = (self.spawn.shared.control.clone(), self.spawn.agent, self.spawn.run);
+                let (to, request) = (self.spawn.to.clone(), KillRequest { command, principal, reason, owner });
                 tokio::spawn(async move {
                     control.kill(agent, run, request).await;
                     let _ = to.cast(agent::Msg::Input(Input::EffectDone(token)));
@@ -158,14 +141,10 @@ impl State {
     fn attach(&self, myself: &ActorRef<Msg>, token: Token, epoch: acri::id::Epoch) {
         if self.spawn.node_lost {
             self.spawn.done(token);
-            self.spawn.report(Report::Lost(
-                FailReason::NodeLost,
-                "its node was silent for too long".to_owned(),
-            ));
+            self.spawn.report(Report::Lost(FailReason::NodeLost, "its node was silent for too long".to_owned()));
             return;
         }
-        let (shared, driver, myself) =
-            (Arc::clone(&self.spawn.shared), Arc::clone(&self.spawn.driver), myself.clone());
+        let (shared, driver, myself) = (Arc::clone(&self.spawn.shared), Arc::clone(&self.spawn.driver), myself.clone());
         let (agent, run, to) = (self.spawn.agent, self.spawn.run, self.spawn.to.clone());
         self.task(async move {
             let owner = owner(&shared, epoch);
@@ -198,13 +177,7 @@ impl State {
         });
     }
 
-    fn start(
-        &self,
-        myself: &ActorRef<Msg>,
-        token: Token,
-        task: acri::Payload,
-        epoch: acri::id::Epoch,
-    ) {
+    fn start(&self, myself: &ActorRef<Msg>, token: Token, task: acri::Payload, epoch: acri::id::Epoch) {
         let start = Start {
             agent: self.spawn.agent,
             run: self.spawn.run,
@@ -213,8 +186,7 @@ impl State {
             task,
             owner: owner(&self.spawn.shared, epoch),
         };
-        let (shared, driver, myself) =
-            (Arc::clone(&self.spawn.shared), Arc::clone(&self.spawn.driver), myself.clone());
+        let (shared, driver, myself) = (Arc::clone(&self.spawn.shared), Arc::clone(&self.spawn.driver), myself.clone());
         let (run, to) = (self.spawn.run, self.spawn.to.clone());
         self.task(async move {
             for attempt in 0.. {
@@ -226,9 +198,7 @@ impl State {
                         let _ = myself.cast(Msg::Ready(token, start.owner, session));
                         return;
                     }
-                    Err(StartError::Refused(refusal)) => {
-                        Report::NotStarted(FailReason::SpawnFailed, refusal.0.message)
-                    }
+                    Err(StartError::Refused(refusal)) => Report::NotStarted(FailReason::SpawnFailed, refusal.0.message),
                     Err(StartError::Fault(fault @ Fault::Stale(_))) => {
                         let _ = myself.cast(Msg::Unreachable(token, fault));
                         return;
@@ -238,9 +208,7 @@ impl State {
                         tokio::time::sleep(agent::retry_pause(attempt)).await;
                         continue;
                     }
-                    Err(StartError::Fault(fault)) => {
-                        Report::Lost(FailReason::HarnessLost, fault.to_string())
-                    }
+                    Err(StartError::Fault(fault)) => Report::Lost(FailReason::HarnessLost, fault.to_string()),
                 };
                 let _ = to.cast(agent::Msg::Input(Input::EffectDone(token)));
                 let _ = to.cast(agent::Msg::Input(Input::Report(run, report)));
@@ -251,12 +219,7 @@ impl State {
 
     fn ready(&mut self, token: Token, owner: Owner, session: Arc<dyn Session>) {
         self.session = Some(Arc::clone(&session));
-        self.spawn.shared.sessions.register(
-            self.spawn.agent,
-            self.spawn.run,
-            owner,
-            Arc::clone(&session),
-        );
+        self.spawn.shared.sessions.register(self.spawn.agent, self.spawn.run, owner, Arc::clone(&session));
         let info = session.info();
         self.spawn.done(token);
         self.spawn.report(Report::Started(RunStarted {
@@ -283,15 +246,13 @@ impl State {
             self.spawn.done(token);
             return;
         };
-        let (shared, run, to) =
-            (Arc::clone(&self.spawn.shared), self.spawn.run, self.spawn.to.clone());
+        let (shared, run, to) = (Arc::clone(&self.spawn.shared), self.spawn.run, self.spawn.to.clone());
         self.task(async move {
             let owner = owner(&shared, epoch);
             if shared.lease.wait().await {
                 match session.stop(owner, command).await {
                     Ok(()) => {
-                        let _ =
-                            to.cast(agent::Msg::Input(Input::Report(run, Report::StopDelivered)));
+                        let _ = to.cast(agent::Msg::Input(Input::Report(run, Report::StopDelivered)));
                     }
                     Err(fault) => tracing::warn!(%run, %fault, "stop is not delivered"),
                 }

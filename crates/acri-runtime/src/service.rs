@@ -76,8 +76,7 @@ impl Service {
             expires: envelope.expires,
             order: Order::Create(envelope.data),
         };
-        let known =
-            ractor::call_t!(self.supervisor, supervisor::Msg::Knows, 5_000, agent).unwrap_or(false);
+        let known = ractor::call_t!(self.supervisor, supervisor::Msg::Knows, 5_000, agent).unwrap_or(false);
         if known {
             let _ = self.supervisor.cast(supervisor::Msg::CreateAgain { agent, command, back });
             return;
@@ -98,24 +97,14 @@ impl Service {
                     back.refuse(&error).await;
                     return;
                 }
-                match tokio::time::timeout(
-                    CREATE_TIMEOUT,
-                    self.driver.create(agent, &creation.spec),
-                )
-                .await
-                {
-                    Ok(Ok(provisioned)) => {
-                        creation.working_directory = provisioned.working_directory
-                    }
+                match tokio::time::timeout(CREATE_TIMEOUT, self.driver.create(agent, &creation.spec)).await {
+                    Ok(Ok(provisioned)) => creation.working_directory = provisioned.working_directory,
                     Ok(Err(refusal)) => {
                         back.refuse(&refusal.0).await;
                         return;
                     }
                     Err(_) => {
-                        let text = format!(
-                            "the driver did not provision within {} s",
-                            CREATE_TIMEOUT.as_secs()
-                        );
+                        let text = format!("the driver did not provision within {} s", CREATE_TIMEOUT.as_secs());
                         back.refuse(&ErrorBody::new(ErrorCode::Unavailable, text)).await;
                         return;
                     }
@@ -131,11 +120,7 @@ impl Service {
 }
 
 /// How often the node says that it lives.
-pub(crate) async fn heartbeat(
-    shared: Arc<Shared>,
-    drivers: Vec<Arc<dyn Driver>>,
-    stop: CancellationToken,
-) {
+pub(crate) async fn heartbeat(shared: Arc<Shared>, drivers: Vec<Arc<dyn Driver>>, stop: CancellationToken) {
     let started = shared.clock.now();
     let mut every = tokio::time::interval(shared.config.heartbeat_every);
     loop {

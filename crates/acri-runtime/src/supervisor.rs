@@ -63,20 +63,11 @@ impl Actor for Supervisor {
     type State = State;
     type Arguments = Parts;
 
-    async fn pre_start(
-        &self,
-        _myself: ActorRef<Msg>,
-        parts: Parts,
-    ) -> Result<State, ActorProcessingErr> {
+    async fn pre_start(&self, _myself: ActorRef<Msg>, parts: Parts) -> Result<State, ActorProcessingErr> {
         Ok(State { parts, agents: HashMap::new(), replacements: HashMap::new() })
     }
 
-    async fn handle(
-        &self,
-        myself: ActorRef<Msg>,
-        message: Msg,
-        state: &mut State,
-    ) -> Result<(), ActorProcessingErr> {
+    async fn handle(&self, myself: ActorRef<Msg>, message: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
         match message {
             Msg::Create { creation, command, back } => {
                 if state.agents.contains_key(&creation.agent) {
@@ -94,9 +85,7 @@ impl Actor for Supervisor {
             Msg::Knows(agent, port) => {
                 let _ = port.send(state.agents.contains_key(&agent));
             }
-            Msg::CreateAgain { agent, command, back } => {
-                state.create_again(agent, command, back).await
-            }
+            Msg::CreateAgain { agent, command, back } => state.create_again(agent, command, back).await,
             Msg::Adopt { agent, history, node_lost } => {
                 if !state.agents.contains_key(&agent) {
                     let birth = Birth::Adopt { history, history_lost: false, node_lost };
@@ -114,13 +103,7 @@ impl Actor for Supervisor {
                     return Ok(());
                 }
                 if state.is_ours(&history) {
-                    state
-                        .spawn(
-                            &myself,
-                            agent,
-                            Birth::Adopt { history, history_lost, node_lost: false },
-                        )
-                        .await;
+                    state.spawn(&myself, agent, Birth::Adopt { history, history_lost, node_lost: false }).await;
                 } else {
                     // One that was only looked up did not fail.
                     state.replacements.remove(&agent);
@@ -150,11 +133,8 @@ impl Actor for Supervisor {
             SupervisionEvent::ActorTerminated(child, ..) => (child, None),
             _ => return Ok(()),
         };
-        let Some(agent) = state
-            .agents
-            .iter()
-            .find(|(_, actor)| actor.get_id() == child.get_id())
-            .map(|(agent, _)| *agent)
+        let Some(agent) =
+            state.agents.iter().find(|(_, actor)| actor.get_id() == child.get_id()).map(|(agent, _)| *agent)
         else {
             return Ok(());
         };
@@ -173,13 +153,7 @@ impl State {
             Some(actor) => {
                 let _ = actor.cast(agent::Msg::CreateAgain { command, back });
             }
-            None => {
-                back.refuse(&ErrorBody::new(
-                    ErrorCode::Unavailable,
-                    "the agent's actor is being replaced",
-                ))
-                .await
-            }
+            None => back.refuse(&ErrorBody::new(ErrorCode::Unavailable, "the agent's actor is being replaced")).await,
         }
     }
 
@@ -203,9 +177,7 @@ impl State {
     /// left alone.
     fn is_ours(&self, history: &[Stored]) -> bool {
         match acri_core::agent::Agent::fold(history) {
-            Ok(Some(agent)) => {
-                agent.owner().incarnation == self.parts.shared.incarnation && !agent.removed()
-            }
+            Ok(Some(agent)) => agent.owner().incarnation == self.parts.shared.incarnation && !agent.removed(),
             Ok(None) => false,
             Err(error) => {
                 tracing::error!(%error, "a history cannot be folded: its agent stays stopped");

@@ -35,9 +35,7 @@ impl Format {
     pub fn of_content_type(header: &str) -> Option<Self> {
         let kind = header.split(';').next().unwrap_or("").trim();
         match kind.to_ascii_lowercase().as_str() {
-            "application/msgpack" | "application/x-msgpack" | "application/vnd.msgpack" => {
-                Some(Self::MessagePack)
-            }
+            "application/msgpack" | "application/x-msgpack" | "application/vnd.msgpack" => Some(Self::MessagePack),
             "application/json" => Some(Self::Json),
             _ => None,
         }
@@ -86,8 +84,7 @@ fn name<T>() -> &'static str {
 /// [`Error::Unwritable`] if the type has no MessagePack form; no type of this
 /// crate is such a one.
 pub fn to_msgpack<T: Serialize>(value: &T) -> Result<Vec<u8>, Error> {
-    rmp_serde::to_vec_named(value)
-        .map_err(|error| Error::Unwritable { what: name::<T>(), detail: error.to_string() })
+    rmp_serde::to_vec_named(value).map_err(|error| Error::Unwritable { what: name::<T>(), detail: error.to_string() })
 }
 
 /// Reads exactly one MessagePack message.
@@ -178,10 +175,7 @@ pub mod blob_option {
     ///
     /// # Errors
     /// What the serializer says.
-    pub fn serialize<S: Serializer>(
-        bytes: &Option<Vec<u8>>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
+    pub fn serialize<S: Serializer>(bytes: &Option<Vec<u8>>, serializer: S) -> Result<S::Ok, S::Error> {
         match bytes {
             Some(bytes) => super::blob::serialize(bytes, serializer),
             None => serializer.serialize_none(),
@@ -192,9 +186,7 @@ pub mod blob_option {
     ///
     /// # Errors
     /// What the deserializer says.
-    pub fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Option<Vec<u8>>, D::Error> {
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<u8>>, D::Error> {
         Ok(Option::<Blob>::deserialize(deserializer)?.map(|blob| blob.0))
     }
 }
@@ -227,15 +219,8 @@ mod tests {
     #[test]
     fn bytes_are_binary_in_messagepack_and_base64_in_json() {
         let packed = to_msgpack(&sample()).unwrap();
-        assert!(
-            packed.windows(5).any(|window| window == [0xc4, 3, 0, 255, 1]),
-            "a MessagePack bin of three bytes"
-        );
-        assert!(
-            String::from_utf8(encode(Format::Json, &sample()).unwrap())
-                .unwrap()
-                .contains(r#""bytes":"AP8B""#)
-        );
+        assert!(packed.windows(5).any(|window| window == [0xc4, 3, 0, 255, 1]), "a MessagePack bin of three bytes");
+        assert!(String::from_utf8(encode(Format::Json, &sample()).unwrap()).unwrap().contains(r#""bytes":"AP8B""#));
     }
 
     #[test]

@@ -46,10 +46,7 @@ impl<T: Checked> Checked for Envelope<T> {
             return Err(Invalid::new("id", "must be a UUIDv7"));
         }
         if self.principal.is_empty() || self.principal.len() > PRINCIPAL_BYTES_MAX {
-            return Err(Invalid::new(
-                "principal",
-                format!("must have 1 to {PRINCIPAL_BYTES_MAX} bytes"),
-            ));
+            return Err(Invalid::new("principal", format!("must have 1 to {PRINCIPAL_BYTES_MAX} bytes")));
         }
         self.data.check()
     }
@@ -127,10 +124,7 @@ impl Checked for StopRun {
     fn check(&self) -> Result<(), Invalid> {
         check_reason(&self.reason)?;
         if self.grace() > STOP_GRACE_MAX {
-            return Err(Invalid::new(
-                "grace_ms",
-                format!("is more than {}", STOP_GRACE_MAX.as_millis()),
-            ));
+            return Err(Invalid::new("grace_ms", format!("is more than {}", STOP_GRACE_MAX.as_millis())));
         }
         Ok(())
     }

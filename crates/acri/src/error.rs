@@ -73,11 +73,7 @@ impl TryFrom<String> for ErrorCode {
     type Error = String;
 
     fn try_from(name: String) -> Result<Self, String> {
-        Self::ALL
-            .iter()
-            .copied()
-            .find(|code| code.name() == name)
-            .ok_or_else(|| format!("unknown error code {name:?}"))
+        Self::ALL.iter().copied().find(|code| code.name() == name).ok_or_else(|| format!("unknown error code {name:?}"))
     }
 }
 
@@ -113,10 +109,7 @@ impl ErrorBody {
 
 impl From<crate::spec::Invalid> for ErrorBody {
     fn from(invalid: crate::spec::Invalid) -> Self {
-        Self {
-            field: Some(invalid.field.to_owned()),
-            ..Self::new(ErrorCode::InvalidArgument, invalid.to_string())
-        }
+        Self { field: Some(invalid.field.to_owned()), ..Self::new(ErrorCode::InvalidArgument, invalid.to_string()) }
     }
 }
 
@@ -132,10 +125,8 @@ mod tests {
 
     #[test]
     fn numbers_and_names_are_unique() {
-        let numbers: std::collections::BTreeSet<_> =
-            ErrorCode::ALL.iter().map(|code| code.number()).collect();
-        let names: std::collections::BTreeSet<_> =
-            ErrorCode::ALL.iter().map(|code| code.name()).collect();
+        let numbers: std::collections::BTreeSet<_> = ErrorCode::ALL.iter().map(|code| code.number()).collect();
+        let names: std::collections::BTreeSet<_> = ErrorCode::ALL.iter().map(|code| code.name()).collect();
         assert_eq!((numbers.len(), names.len()), (ErrorCode::ALL.len(), ErrorCode::ALL.len()));
     }
 }

@@ -7,10 +7,7 @@
 use crate::{
     capability::CapabilitySet,
     command::OnExpiry,
-    id::{
-        AgentId, CommandId, Epoch, EventId, EventSeq, Incarnation, LogSeq, NodeId, RunId,
-        Sha256Digest,
-    },
+    id::{AgentId, CommandId, Epoch, EventId, EventSeq, Incarnation, LogSeq, NodeId, RunId, Sha256Digest},
     log::Stream,
     payload::Payload,
     spec::AgentSpec,
@@ -520,10 +517,7 @@ impl Event {
     /// Whether this event ends its run.
     #[must_use]
     pub fn is_terminal(&self) -> bool {
-        matches!(
-            self,
-            Self::RunCompleted(_) | Self::RunStopped(_) | Self::RunFailed(_) | Self::RunKilled(_)
-        )
+        matches!(self, Self::RunCompleted(_) | Self::RunStopped(_) | Self::RunFailed(_) | Self::RunKilled(_))
     }
 }
 
@@ -554,16 +548,10 @@ mod tests {
 
     #[test]
     fn an_event_survives_both_formats() {
-        let event = envelope(
-            RunFailed { reason: FailReason::Exit, message: "status 3".into(), exit: None }.into(),
-        );
+        let event = envelope(RunFailed { reason: FailReason::Exit, message: "status 3".into(), exit: None }.into());
         for format in [Format::MessagePack, Format::Json] {
             let bytes = codec::encode(format, &event).unwrap();
-            assert_eq!(
-                codec::decode::<EventEnvelope>(format, &bytes).unwrap(),
-                event,
-                "{format:?}"
-            );
+            assert_eq!(codec::decode::<EventEnvelope>(format, &bytes).unwrap(), event, "{format:?}");
         }
     }
 
@@ -579,21 +567,14 @@ mod tests {
 
     #[test]
     fn a_known_type_with_data_that_does_not_fit_is_an_error() {
-        let event = envelope(Event::Unknown {
-            type_name: "run.failed".into(),
-            data: Value::Map([].into()),
-        });
+        let event = envelope(Event::Unknown { type_name: "run.failed".into(), data: Value::Map([].into()) });
         let bytes = codec::to_msgpack(&event).unwrap();
         assert!(codec::from_msgpack::<EventEnvelope>(&bytes).is_err());
     }
 
     #[test]
     fn exactly_the_four_terminal_types_end_a_run() {
-        let killed = Event::from(RunKilled {
-            cause: KillCause::Requested,
-            reason: String::new(),
-            exit: None,
-        });
+        let killed = Event::from(RunKilled { cause: KillCause::Requested, reason: String::new(), exit: None });
         assert!(killed.is_terminal());
         assert!(!Event::from(RunStopExpired {}).is_terminal());
     }

@@ -288,11 +288,7 @@ impl fmt::Debug for Sha256Digest {
 
 impl Serialize for Sha256Digest {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        if serializer.is_human_readable() {
-            serializer.collect_str(self)
-        } else {
-            serializer.serialize_bytes(&self.0)
-        }
+        if serializer.is_human_readable() { serializer.collect_str(self) } else { serializer.serialize_bytes(&self.0) }
     }
 }
 
@@ -306,17 +302,12 @@ impl<'de> Deserialize<'de> for Sha256Digest {
                 return Err(D::Error::custom("a SHA-256 digest is 64 hexadecimal digits"));
             }
             for (index, byte) in digest.iter_mut().enumerate() {
-                *byte = u8::from_str_radix(&text[index * 2..index * 2 + 2], 16)
-                    .map_err(D::Error::custom)?;
+                *byte = u8::from_str_radix(&text[index * 2..index * 2 + 2], 16).map_err(D::Error::custom)?;
             }
             Ok(Self(digest))
         } else {
             let bytes = serde_bytes::ByteBuf::deserialize(deserializer)?;
-            bytes
-                .as_slice()
-                .try_into()
-                .map(Self)
-                .map_err(|_| D::Error::custom("a SHA-256 digest is 32 bytes"))
+            bytes.as_slice().try_into().map(Self).map_err(|_| D::Error::custom("a SHA-256 digest is 32 bytes"))
         }
     }
 }
@@ -344,13 +335,7 @@ mod tests {
     fn only_the_one_spelling_of_a_uuid_is_an_id() {
         let text = "01936f5e-8a00-7000-8000-00000000000a";
         assert_eq!(text.parse::<CommandId>().unwrap().to_string(), text);
-        for bad in [
-            "01936F5E-8A00-7000-8000-00000000000A",
-            "01936f5e8a0070008000000000000001",
-            "",
-            "*",
-            ">",
-        ] {
+        for bad in ["01936F5E-8A00-7000-8000-00000000000A", "01936f5e8a0070008000000000000001", "", "*", ">"] {
             assert!(bad.parse::<CommandId>().is_err(), "{bad:?}");
         }
     }

@@ -31,9 +31,7 @@ pub mod value;
 pub use capability::CapabilitySet;
 pub use error::{ErrorBody, ErrorCode};
 pub use event::{Event, EventEnvelope};
-pub use id::{
-    AgentId, CommandId, Epoch, EventId, HarnessType, Incarnation, NodeId, RunId, StreamSeq,
-};
+pub use id::{AgentId, CommandId, Epoch, EventId, HarnessType, Incarnation, NodeId, RunId, StreamSeq};
 pub use payload::Payload;
 pub use spec::AgentSpec;
 pub use status::{AgentStatus, RunState};

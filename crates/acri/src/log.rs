@@ -63,9 +63,7 @@ impl LogType {
 }
 
 /// How a log event came to be.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
     /// The harness wrote it as such.
@@ -253,16 +251,12 @@ mod tests {
     #[test]
     fn a_token_survives_and_its_chain_depends_on_every_frame() {
         let mut token = ResumeToken::start();
-        token.streams.insert(
-            Stream::Stdout,
-            StreamPosition { published: 3, parser: ParserState::InsideLine { part: 1 } },
-        );
+        token
+            .streams
+            .insert(Stream::Stdout, StreamPosition { published: 3, parser: ParserState::InsideLine { part: 1 } });
         let bytes = codec::to_msgpack(&token).unwrap();
         assert_eq!(codec::from_msgpack::<ResumeToken>(&bytes).unwrap(), token);
-        assert_ne!(
-            token.chain.chained(b"a").chained(b"b"),
-            token.chain.chained(b"b").chained(b"a")
-        );
+        assert_ne!(token.chain.chained(b"a").chained(b"b"), token.chain.chained(b"b").chained(b"a"));
     }
 
     #[test]

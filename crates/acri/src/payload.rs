@@ -71,12 +71,8 @@ enum Kind {
 impl From<Payload> for Wire {
     fn from(payload: Payload) -> Self {
         match payload {
-            Payload::Text { text, media_type } => {
-                Self { kind: Kind::Text, text: Some(text), media_type, octets: None }
-            }
-            Payload::Octets { octets } => {
-                Self { kind: Kind::Text, text: None, media_type: None, octets: Some(octets) }
-            }
+            Payload::Text { text, media_type } => Self { kind: Kind::Text, text: Some(text), media_type, octets: None },
+            Payload::Octets { octets } => Self { kind: Kind::Text, text: None, media_type: None, octets: Some(octets) },
         }
     }
 }

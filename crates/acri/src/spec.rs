@@ -3,8 +3,8 @@
 use crate::{
     id::HarnessType,
     limits::{
-        COMMAND_ARGUMENTS_MAX, COMMAND_BYTES_MAX, LABEL_BYTES_MAX, LABELS_MAX, LOST_MARGIN_MIN,
-        NODE_LOST_AFTER, ORPHAN_AFTER,
+        COMMAND_ARGUMENTS_MAX, COMMAND_BYTES_MAX, LABEL_BYTES_MAX, LABELS_MAX, LOST_MARGIN_MIN, NODE_LOST_AFTER,
+        ORPHAN_AFTER,
     },
 };
 use serde::{Deserialize, Serialize};
@@ -125,21 +125,14 @@ impl AgentSpec {
     /// The first field that breaks its limit.
     pub fn check(&self) -> Result<(), Invalid> {
         if self.command.len() > COMMAND_ARGUMENTS_MAX {
-            return Err(Invalid::new(
-                "command",
-                format!("has more than {COMMAND_ARGUMENTS_MAX} arguments"),
-            ));
+            return Err(Invalid::new("command", format!("has more than {COMMAND_ARGUMENTS_MAX} arguments")));
         }
-        let environment: usize =
-            self.environment.iter().map(|(name, value)| name.len() + value.len() + 2).sum();
-        let bytes =
-            environment + self.command.iter().map(|argument| argument.len() + 1).sum::<usize>();
+        let environment: usize = self.environment.iter().map(|(name, value)| name.len() + value.len() + 2).sum();
+        let bytes = environment + self.command.iter().map(|argument| argument.len() + 1).sum::<usize>();
         if bytes > COMMAND_BYTES_MAX {
             return Err(Invalid::new(
                 "command",
-                format!(
-                    "and `environment` have {bytes} bytes together, more than {COMMAND_BYTES_MAX}"
-                ),
+                format!("and `environment` have {bytes} bytes together, more than {COMMAND_BYTES_MAX}"),
             ));
         }
         if self.command.iter().any(|argument| argument.contains('\0')) {
@@ -148,26 +141,22 @@ impl AgentSpec {
         for (name, value) in &self.environment {
             if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
                 let name: String = name.chars().take(80).collect();
-                return Err(Invalid::new(
-                    "environment",
-                    format!("has a name or value that cannot be set: {name:?}"),
-                ));
+                return Err(Invalid::new("environment", format!("has a name or value that cannot be set: {name:?}")));
             }
         }
         if let Some(directory) = &self.working_directory
             && (!directory.starts_with('/') || directory.contains('\0') || directory.len() > 4096)
         {
-            return Err(Invalid::new(
-                "working_directory",
-                "must be an absolute path of at most 4096 bytes",
-            ));
+            return Err(Invalid::new("working_directory", "must be an absolute path of at most 4096 bytes"));
         }
         if self.labels.len() > LABELS_MAX {
             return Err(Invalid::new("labels", format!("has more than {LABELS_MAX} entries")));
         }
-        if self.labels.iter().any(|(name, value)| {
-            name.is_empty() || name.len() > LABEL_BYTES_MAX || value.len() > LABEL_BYTES_MAX
-        }) {
+        if self
+            .labels
+            .iter()
+            .any(|(name, value)| name.is_empty() || name.len() > LABEL_BYTES_MAX || value.len() > LABEL_BYTES_MAX)
+        {
             return Err(Invalid::new(
                 "labels",
                 format!("has an empty name, or a name or value above {LABEL_BYTES_MAX} bytes"),
@@ -179,10 +168,7 @@ impl AgentSpec {
         if self.node_lost_after() < self.orphan_after().saturating_add(LOST_MARGIN_MIN) {
             return Err(Invalid::new(
                 "node_lost_after_ms",
-                format!(
-                    "must exceed `orphan_after_ms` by at least {} ms",
-                    LOST_MARGIN_MIN.as_millis()
-                ),
+                format!("must exceed `orphan_after_ms` by at least {} ms", LOST_MARGIN_MIN.as_millis()),
             ));
         }
         Ok(())

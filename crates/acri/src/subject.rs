@@ -163,8 +163,7 @@ impl FromStr for Subject {
 
     fn from_str(text: &str) -> Result<Self, Error> {
         let unknown = || Error::Unknown(shown(text));
-        let rest =
-            text.strip_prefix(ROOT).and_then(|rest| rest.strip_prefix('.')).ok_or_else(unknown)?;
+        let rest = text.strip_prefix(ROOT).and_then(|rest| rest.strip_prefix('.')).ok_or_else(unknown)?;
         let tokens: Vec<&str> = rest.split('.').take(8).collect();
         match tokens.as_slice() {
             ["cmd", "harness", harness, verb] => {
@@ -192,9 +191,7 @@ impl FromStr for Subject {
 fn event_type_is_plain(family: &str, name: &str) -> bool {
     let plain = |token: &str| {
         !token.is_empty()
-            && token
-                .bytes()
-                .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
+            && token.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
     };
     plain(family) && plain(name)
 }
@@ -293,10 +290,7 @@ mod tests {
     #[test]
     fn an_unknown_verb_is_told_apart_from_an_unknown_subject() {
         let agent = AgentId::from_uuid(uuid::Uuid::from_u128(0xa));
-        assert!(matches!(
-            format!("acri.v1.cmd.agent.{agent}._.dance").parse::<Subject>(),
-            Err(Error::Verb(_))
-        ));
+        assert!(matches!(format!("acri.v1.cmd.agent.{agent}._.dance").parse::<Subject>(), Err(Error::Verb(_))));
         assert!(matches!("acri.v2.cmd".parse::<Subject>(), Err(Error::Unknown(_))));
     }
 }

@@ -62,11 +62,7 @@ impl std::str::FromStr for Timestamp {
 
 impl Serialize for Timestamp {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        if serializer.is_human_readable() {
-            serializer.collect_str(self)
-        } else {
-            serializer.serialize_i64(self.0)
-        }
+        if serializer.is_human_readable() { serializer.collect_str(self) } else { serializer.serialize_i64(self.0) }
     }
 }
 
@@ -95,9 +91,6 @@ mod tests {
 
     #[test]
     fn adding_a_century_of_centuries_does_not_overflow() {
-        assert!(
-            Timestamp::from_micros(i64::MAX - 1).plus(Duration::from_secs(u64::MAX))
-                > Timestamp::default()
-        );
+        assert!(Timestamp::from_micros(i64::MAX - 1).plus(Duration::from_secs(u64::MAX)) > Timestamp::default());
     }
 }

@@ -80,7 +80,6 @@ async fn run(client: &Client, directory: &Path, script: &str, task: &str) -> Res
 }
 
 /// The demo's own look at the agent's work: the tests are run once more, by us.
-#[expect(clippy::disallowed_methods, reason = "what the agent claims is checked outside of it")]
 async fn tests_pass(directory: &Path) -> Result<bool> {
     let mut tests = Command::new("sh");
     tests.arg("test.sh").current_dir(directory).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -154,7 +153,8 @@ async fn watch(
             say(app, format_args!("        ┆ SIGKILL to the node, process {node}"))?;
             claims.check(app, "the node is dead", !exists(node), format!("no process {node}"))?;
             let kept = goes_on(directory, pid).await;
-            let detail = format!("process {pid} has said {} lines since", kept.saturating_sub(LINES_BEFORE_THE_NODE_DIES));
+            let detail =
+                format!("process {pid} has said {} lines since", kept.saturating_sub(LINES_BEFORE_THE_NODE_DIES));
             claims.check(app, "the agent goes on without it", exists(pid), detail)?;
             stage.start_node().await?;
             say(app, format_args!("        ┆ a node again, process {}", stage.node_pid()))?;
@@ -193,7 +193,8 @@ pub(super) async fn a_runaway_is_gone(app: &mut App, stage: &mut Stage, claims: 
     let took = began.elapsed();
     // Looked at as soon as the answer is here, not later.
     let left: Vec<_> = pids.iter().filter(|pid| exists(**pid)).collect();
-    let detail = format!("answered in {:.1} ms, then {} of {} processes exist", took.as_secs_f64() * 1e3, left.len(), alive);
+    let detail =
+        format!("answered in {:.1} ms, then {} of {} processes exist", took.as_secs_f64() * 1e3, left.len(), alive);
     claims.check(app, "the whole tree is gone", ack.proved && left.is_empty(), detail)?;
     let status = wait(&stage.client, agent, run).await?;
     let killed = status.termination == Some(Termination::Killed);
@@ -213,7 +214,8 @@ pub(super) async fn history_is_tamper_evident(app: &mut App, stage: &Stage, clai
     say(app, "\n3. the history, verified; then one byte of a copy is changed\n")?;
     let mut history = Vec::new();
     let bus = stage.client.bus();
-    let mut events = bus.read(EventSelection::All, StreamSeq(1), Until::Now).await.context("failed to read the events")?;
+    let mut events =
+        bus.read(EventSelection::All, StreamSeq(1), Until::Now).await.context("failed to read the events")?;
     while let Some(recorded) = events.next().await {
         let Recorded { seq, time, subject, bytes } = recorded.context("failed to read the events")?;
         history.push((subject, Stored { seq, time, bytes: bytes.to_vec() }));
@@ -230,7 +232,10 @@ pub(super) async fn history_is_tamper_evident(app: &mut App, stage: &Stage, clai
         .map_or_else(|| "nobody noticed".to_owned(), |problem| format!("event {}: {}", problem.seq, problem.what));
     claims.check(app, "a changed byte is noticed", !report.problems.is_empty(), detail)?;
     let kinds = kinds(&history);
-    say(app, format_args!("     {}", kinds.iter().map(|(kind, n)| format!("{n} {kind}")).collect::<Vec<_>>().join(", ")))
+    say(
+        app,
+        format_args!("     {}", kinds.iter().map(|(kind, n)| format!("{n} {kind}")).collect::<Vec<_>>().join(", ")),
+    )
 }
 
 /// Changes a letter within a text of the event, so that it still decodes: the

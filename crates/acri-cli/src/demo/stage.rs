@@ -63,16 +63,11 @@ impl Stage {
         say(app, format_args!("· nats-server {} on a free loopback port", binary.version))?;
         let store = directory.join("nats");
         let server = Server::start(ServerOptions { store, binary, sync_always: false, port: None }).await?;
-        let bus_options = BusOptions {
-            nats: server.url(),
-            creds: None,
-            nkey: None,
-            tls_ca: None,
-            tls_cert: None,
-            tls_key: None,
-        };
-        let bus = acri_bus::port::SharedBus::from(std::sync::Arc::new(bus::open(&bus_options, "acri demo", true).await?)
-            as std::sync::Arc<dyn acri_bus::port::Bus>);
+        let bus_options =
+            BusOptions { nats: server.url(), creds: None, nkey: None, tls_ca: None, tls_cert: None, tls_key: None };
+        let bus =
+            acri_bus::port::SharedBus::from(std::sync::Arc::new(bus::open(&bus_options, "acri demo", true).await?)
+                as std::sync::Arc<dyn acri_bus::port::Bus>);
         let client = app.client_on(bus);
         let mut stage = Self { directory, server, bus_options, node: None, client };
         stage.start_node().await?;
@@ -93,7 +88,6 @@ impl Stage {
     }
 
     /// Starts the node as a process of its own and waits until it answers.
-    #[expect(clippy::disallowed_methods, reason = "the demo kills its node with SIGKILL, so the node is a process")]
     pub(super) async fn start_node(&mut self) -> Result<()> {
         let program = std::env::current_exe().context("failed to find this program's file")?;
         let log = fs::File::options().create(true).append(true).open(self.directory.join("node.log"))?;
@@ -138,7 +132,8 @@ impl Stage {
     /// Ends everything and removes the directory, unless it is to be kept.
     pub(super) async fn strike(mut self, keep: bool) -> Option<PathBuf> {
         if let Some(mut node) = self.node.take() {
-            if let Some(pid) = node.id().and_then(|pid| i32::try_from(pid).ok()).and_then(rustix::process::Pid::from_raw)
+            if let Some(pid) =
+                node.id().and_then(|pid| i32::try_from(pid).ok()).and_then(rustix::process::Pid::from_raw)
             {
                 // Our child, not yet waited for: the number is still its own.
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);

@@ -79,13 +79,7 @@ pub fn record_into(out: &mut Vec<u8>, record: &RecordRef<'_>) {
 /// A whole frame of `count` events whose encoded forms are `events`, one after
 /// the other.
 #[must_use]
-pub fn frame(
-    agent: AgentId,
-    run: Option<RunId>,
-    sequence: LogSeq,
-    count: u32,
-    events: &[u8],
-) -> Vec<u8> {
+pub fn frame(agent: AgentId, run: Option<RunId>, sequence: LogSeq, count: u32, events: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(events.len() + FRAME_EXTRA_BYTES_MAX);
     out.push(if run.is_some() { 0x84 } else { 0x83 });
     out.extend_from_slice(b"\xa5agent");
@@ -127,11 +121,7 @@ fn put_int(out: &mut Vec<u8>, value: i64) {
     if let Ok(value) = u64::try_from(value) {
         put_uint(out, value);
     } else if let Ok(value) = i8::try_from(value) {
-        if value >= -32 {
-            out.extend_from_slice(&value.to_be_bytes())
-        } else {
-            put(out, 0xd0, value.to_be_bytes())
-        }
+        if value >= -32 { out.extend_from_slice(&value.to_be_bytes()) } else { put(out, 0xd0, value.to_be_bytes()) }
     } else if let Ok(value) = i16::try_from(value) {
         put(out, 0xd1, value.to_be_bytes());
     } else if let Ok(value) = i32::try_from(value) {
@@ -202,8 +192,7 @@ mod tests {
         }
         let bytes = frame(agent, run, sequence, u32::try_from(records.len()).unwrap(), &events);
         assert!(bytes.len() - events.len() <= FRAME_EXTRA_BYTES_MAX);
-        let built =
-            LogFrame { agent, run, sequence, events: records.iter().map(record_of).collect() };
+        let built = LogFrame { agent, run, sequence, events: records.iter().map(record_of).collect() };
         assert_eq!(bytes, codec::to_msgpack(&built).unwrap());
         assert_eq!(codec::from_msgpack::<LogFrame>(&bytes).unwrap(), built);
     }
@@ -223,10 +212,8 @@ mod tests {
                 .prop_flat_map(|length| any::<u8>().prop_map(move |byte| vec![byte; length])),
         ];
         let time = prop_oneof![any::<i64>(), -70_000..70_000_i64, -300..300_i64];
-        let stream =
-            proptest::option::of(proptest::sample::select(vec![Stream::Stdout, Stream::Stderr]));
-        let origin =
-            proptest::sample::select(vec![Origin::Native, Origin::Parsed, Origin::Passthrough]);
+        let stream = proptest::option::of(proptest::sample::select(vec![Stream::Stdout, Stream::Stderr]));
+        let origin = proptest::sample::select(vec![Origin::Native, Origin::Parsed, Origin::Passthrough]);
         let part = proptest::option::of(prop_oneof![any::<u32>(), 0..300_u32]);
         (time, kinds(), output, stream, origin, part, any::<bool>())
     }
