@@ -164,14 +164,8 @@ mod tests {
         for inbox in ["_INBOX.a.b", "_INBOX_node-1.a.b"] {
             assert!(is_inbox(inbox), "{inbox}");
         }
-        for other in [
-            "",
-            "_INBOX",
-            "_INBOXES.a",
-            "$JS.API.STREAM.DELETE.ACRI_EVENTS",
-            "acri.v1.cmd.agent.a._.remove",
-            "_INBOX.>",
-        ] {
+        for other in ["", "_INBOX", "_INBOXES.a", "$JS.API.STREAM.DELETE.ACRI_EVENTS", acri::subject::ROOT, "_INBOX.>"]
+        {
             assert!(!is_inbox(other), "{other}");
         }
     }

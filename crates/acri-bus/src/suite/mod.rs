@@ -16,6 +16,7 @@ mod outage;
 
 pub use memory::MemoryFactory;
 pub use nats::NatsFactory;
+pub use outage::chain_and_follow;
 
 use crate::port::{Append, Appended, Fault, SharedBus};
 use acri::{AgentId, EventId, Incarnation, RunId, StreamSeq, Subject};

@@ -7,7 +7,11 @@ use super::{
 use crate::port::{Answer, Append, Appended, EventSelection, FrameAppend, RequestError, SharedBus, Until};
 use acri::{StreamSeq, Subject, codec::Format, id::Epoch, subject::AgentVerb};
 use bytes::Bytes;
+use futures_util::StreamExt as _;
 use std::time::Duration;
+
+/// How long an append may stay unsettled, a change of leader included.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 case_list! { true:
     acknowledged_events_outlive_a_crash,
@@ -18,13 +22,55 @@ case_list! { true:
     an_owner_is_found_again_after_a_crash,
 }
 
+/// One writer and one follower of one agent, for some time, whatever happens
+/// to the bus meanwhile; says how many events it were.
+///
+/// # Errors
+/// What was lost, doubled or out of order.
+pub async fn chain_and_follow(factory: &dyn BusFactory, time: Duration) -> Result<usize, String> {
+    let (writer, reader, agent) = (factory.client().await, factory.client().await, agent());
+    let mut read =
+        reader.read(EventSelection::Agent(agent), StreamSeq(1), Until::Dropped).await.map_err(|fault| text(&fault))?;
+    let write = async {
+        let (begun, mut seqs) = (tokio::time::Instant::now(), vec![StreamSeq(0)]);
+        while begun.elapsed() < time {
+            let append = event(agent, seqs[seqs.len() - 1], format!("{}", seqs.len() - 1));
+            seqs.push(settled(&writer, &append).await?);
+        }
+        Ok::<_, String>(seqs.split_off(1))
+    };
+    let mut found = Vec::new();
+    let follow = async {
+        loop {
+            match read.next().await {
+                Some(Ok(event)) => found.push(event),
+                Some(Err(fault)) => return text(&fault),
+                None => return "the follower ended".to_owned(),
+            }
+        }
+    };
+    let seqs = tokio::select! {
+        seqs = write => seqs?,
+        ended = follow => return Err(ended),
+    };
+    while found.len() < seqs.len() {
+        found.push(arrives(&mut read, "an event").await?.map_err(|fault| text(&fault))?);
+    }
+    let same = found.iter().map(|event| event.seq).eq(seqs.iter().copied());
+    ensure!(same, "{} events were stored, and others were read", seqs.len());
+    let counted = found.iter().enumerate().all(|(at, event)| event.bytes == format!("{at}").as_bytes());
+    ensure!(counted, "an event was stored twice or not at all");
+    Ok(seqs.len())
+}
+
 /// Repeats identical bytes until they are settled, as the protocol has it.
 async fn settled(bus: &SharedBus, append: &Append) -> Result<StreamSeq, String> {
+    let mut unsettled = None;
     let repeat = async {
         loop {
             match bus.append(append).await {
                 Appended::Stored(seq) => return Ok(seq),
-                Appended::Unknown(_) | Appended::InFlight => {}
+                answer @ (Appended::Unknown(_) | Appended::InFlight) => unsettled = Some(answer),
                 Appended::Conflict | Appended::Duplicate(_) => {
                     let Subject::Event(agent, ..) = &append.subject else {
                         return Err("no event".to_owned());
@@ -32,7 +78,7 @@ async fn settled(bus: &SharedBus, append: &Append) -> Result<StreamSeq, String> 
                     match bus.last(*agent).await {
                         Ok(Some(last)) if last.bytes == append.bytes => return Ok(last.seq),
                         Ok(last) => return Err(format!("a conflict, and the last is {last:?}")),
-                        Err(_) => {}
+                        Err(fault) => unsettled = Some(Appended::Unknown(fault)),
                     }
                 }
                 Appended::Refused(fault) => return Err(text(&fault)),
@@ -40,7 +86,10 @@ async fn settled(bus: &SharedBus, append: &Append) -> Result<StreamSeq, String> 
             tokio::time::sleep(LOOK_EVERY).await;
         }
     };
-    tokio::time::timeout(ARRIVAL_TIMEOUT, repeat).await.unwrap_or_else(|_| Err("an append was not settled".to_owned()))
+    match tokio::time::timeout(SETTLE_TIMEOUT, repeat).await {
+        Ok(outcome) => outcome,
+        Err(_) => Err(format!("an append was not settled within {SETTLE_TIMEOUT:?}: {unsettled:?}")),
+    }
 }
 
 async fn acknowledged_events_outlive_a_crash(factory: &dyn BusFactory) -> Outcome {

@@ -11,7 +11,7 @@ use acri_bus::{
     memory::{MemoryBus, State},
     nats::Options,
     suite::{
-        MemoryFactory, NatsFactory, cases,
+        MemoryFactory, NatsFactory, cases, chain_and_follow,
         mutants::{FLAWS, MutantFactory},
         run,
     },
@@ -46,14 +46,31 @@ async fn nats_passes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "wants a bus that is given"]
 async fn a_given_bus_passes() {
-    let Ok(urls) = std::env::var("ACRI_TEST_BUS") else { return };
+    let Some(options) = given() else { return };
+    all_that_share(&NatsFactory::of(options).await.unwrap()).await;
+}
+
+fn given() -> Option<Options> {
+    let urls = std::env::var("ACRI_TEST_BUS").ok()?;
     let replicas = std::env::var("ACRI_TEST_REPLICAS").map_or(1_u64, |text| text.parse().unwrap());
     let mut options = Options::new(urls.split(','));
     for stream in ["ACRI_EVENTS", "ACRI_LOGS", "KV_ACRI_NODES", "KV_ACRI_INDEX"] {
         let fields = [("num_replicas".to_owned(), replicas.into())].into_iter().collect();
         options.overrides.insert(stream.to_owned(), fields);
     }
-    all_that_share(&NatsFactory::of(options).await.unwrap()).await;
+    Some(options)
+}
+
+/// The same, while somebody kills its servers in turn, for as many seconds as
+/// `ACRI_TEST_SECONDS` says.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "wants a bus that is given, and somebody who kills it"]
+async fn a_given_bus_loses_nothing_while_its_servers_die() {
+    let Some(options) = given() else { return };
+    let seconds = std::env::var("ACRI_TEST_SECONDS").map_or(20, |text| text.parse().unwrap());
+    let factory = NatsFactory::of(options).await.unwrap();
+    let stored = chain_and_follow(&factory, std::time::Duration::from_secs(seconds)).await.unwrap();
+    println!("{stored} events");
 }
 
 async fn all_that_share(factory: &NatsFactory) {
