@@ -57,6 +57,9 @@ pub struct Writer {
     /// Its sequence.
     last: StreamSeq,
     flight: Option<Flight>,
+    /// The frame after the one in flight, if it is full: nothing that comes in
+    /// can make it larger, so its cutting and hashing need not wait.
+    ready: Option<Flight>,
     pending: Pending,
     splitters: [Splitter; 2],
     /// Offset of the next record.
@@ -100,6 +103,7 @@ impl Writer {
             stored: None,
             last: StreamSeq(0),
             flight: None,
+            ready: None,
             pending: Pending::after(&start),
             splitters: STREAMS.map(|_| Splitter::new(limits.line_bytes_max, StreamPosition::default())),
             next: 0,
@@ -162,6 +166,7 @@ impl Writer {
         let max = self.limits.derived_in_flight_max;
         self.pending.derive(max, |source, event| outputs.push(Output::Derive(source, Box::new(event))));
         self.publish(&mut outputs);
+        self.prepare();
         outputs
     }
 
@@ -281,6 +286,7 @@ impl Writer {
         self.next = token.spool_offset;
         self.ended = false;
         self.flight = None;
+        self.ready = None;
         self.last = last;
         self.stored = Some(token);
         self.phase = Phase::Idle;
@@ -376,14 +382,29 @@ impl Writer {
 
     fn publish(&mut self, outputs: &mut Vec<Output>) {
         let (Phase::Idle, Some(base)) = (self.phase, &self.stored) else { return };
-        if let Some(cut) = self.pending.cut(self.agent, self.run, base, self.limits.frame_bytes_max) {
-            let resume = packed(&cut.token);
-            self.flight = Some(Flight { bytes: cut.bytes, token: cut.token, resume, events: cut.events, attempt: 0 });
+        self.flight = self.ready.take().or_else(|| {
+            let frame_bytes_max = self.limits.frame_bytes_max;
+            cut(&mut self.pending, self.agent, self.run, base, frame_bytes_max)
+        });
+        if self.flight.is_some() {
             self.send(outputs);
         } else if self.ended && self.pending.is_empty() {
             self.phase = Phase::Over;
             let count = LogSeq(base.next_sequence.0.saturating_sub(1));
             outputs.push(Output::Done { count, chain: base.chain, gap: self.gap });
+        }
+    }
+
+    /// Cuts the next frame while one is in flight, if it would be full.
+    fn prepare(&mut self) {
+        let (Phase::Publishing(_), Some(flight), None) = (self.phase, &self.flight, &self.ready)
+        else {
+            return;
+        };
+        let frame_bytes_max = self.limits.frame_bytes_max;
+        if self.pending.is_frame_full(frame_bytes_max) {
+            self.ready =
+                cut(&mut self.pending, self.agent, self.run, &flight.token, frame_bytes_max);
         }
     }
 
@@ -402,6 +423,19 @@ impl Writer {
         });
         flight.attempt = flight.attempt.saturating_add(1);
     }
+}
+
+/// A frame of what is pending, to follow `base`.
+fn cut(
+    pending: &mut Pending,
+    agent: AgentId,
+    run: RunId,
+    base: &ResumeToken,
+    bytes_max: usize,
+) -> Option<Flight> {
+    let cut = pending.cut(agent, run, base, bytes_max)?;
+    let resume = packed(&cut.token);
+    Some(Flight { bytes: cut.bytes, token: cut.token, resume, events: cut.events, attempt: 0 })
 }
 
 fn add(
