@@ -241,6 +241,9 @@ impl Node {
         for (driver, held) in held {
             match index.owner_of_open(held.agent, held.run) {
                 Some(node) if *node == self.shared.config.node => {}
+                // Others reach it too, and its owner may live: the adopter
+                // sees to it.
+                _ if !driver.is_local() => self.shared.control.switches.drop_run(held.agent, held.run),
                 // Given up while this node was away, by whoever owns it now:
                 // its output is still owed, and only this node has it.
                 Some(_) => self.take_back(driver.harness(), held.agent).await?,

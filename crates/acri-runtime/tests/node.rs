@@ -1,0 +1,538 @@
+//! A node over the memory bus and scripted harnesses: what happens when an
+//! actor panics, a driver fails, an answer is lost, the node dies and returns.
+
+use acri::{
+    AgentId, AgentSpec, CapabilitySet, ErrorCode, Event, HarnessType, NodeId, Payload, RunId, RunState, StreamSeq,
+    command::OnExpiry,
+    status::{Phase, RunStatus, Termination},
+};
+use acri_bus::{
+    memory::MemoryBus,
+    port::{EventSelection, SharedBus, Until},
+};
+use acri_client::{Client, EventItem, EventTypes, EventsSince, LogItem, Since};
+use acri_core::{appender::Stored, check};
+use acri_drivers::{
+    driver::{
+        Attached, Chunk, Driver, Exit, Fault, Held, Info, KillSwitch, Owner, Provisioned, Refusal, Session, Start,
+        StartError,
+    },
+    scripted::{Effect, Failure, ScriptedDriver, World},
+};
+use acri_runtime::{Config, Node, node::Connect};
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+/// How long anything may take before its test fails.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What is to go wrong next, how often.
+#[derive(Debug, Default)]
+struct Mishaps {
+    check_task_panics: AtomicU32,
+    output_panics: AtomicU32,
+    attach_panics: AtomicU32,
+    start_panics: AtomicU32,
+    exit_panics: AtomicU32,
+}
+
+fn strike(left: &AtomicU32, what: &str) {
+    let due = left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |count| count.checked_sub(1)).is_ok();
+    assert!(!due, "{what} panics, as the test wants it");
+}
+
+/// The scripted driver, with mishaps.
+struct Hooked {
+    inner: ScriptedDriver,
+    mishaps: Arc<Mishaps>,
+}
+
+struct HookedSession {
+    inner: Arc<dyn Session>,
+    mishaps: Arc<Mishaps>,
+}
+
+impl Hooked {
+    fn session(&self, inner: Arc<dyn Session>) -> Arc<dyn Session> {
+        Arc::new(HookedSession { inner, mishaps: Arc::clone(&self.mishaps) })
+    }
+}
+
+#[async_trait]
+impl Driver for Hooked {
+    fn harness(&self) -> &HarnessType {
+        self.inner.harness()
+    }
+    fn capabilities(&self) -> CapabilitySet {
+        self.inner.capabilities()
+    }
+    /// Any node reaches the world.
+    fn is_local(&self) -> bool {
+        false
+    }
+    async fn create(&self, agent: AgentId, spec: &AgentSpec) -> Result<Provisioned, Refusal> {
+        self.inner.create(agent, spec).await
+    }
+    fn check_task(&self, spec: &AgentSpec, task: &Payload) -> Result<(), Refusal> {
+        strike(&self.mishaps.check_task_panics, "check_task");
+        self.inner.check_task(spec, task)
+    }
+    async fn start(&self, start: &Start) -> Result<Arc<dyn Session>, StartError> {
+        strike(&self.mishaps.start_panics, "start");
+        Ok(self.session(self.inner.start(start).await?))
+    }
+    async fn attach(&self, agent: AgentId, run: RunId, owner: Owner) -> Result<Attached, Fault> {
+        strike(&self.mishaps.attach_panics, "attach");
+        match self.inner.attach(agent, run, owner).await? {
+            Attached::Session(session) => Ok(Attached::Session(self.session(session))),
+            other => Ok(other),
+        }
+    }
+    async fn scan(&self) -> Vec<Held> {
+        self.inner.scan().await
+    }
+    fn kill_switch(&self, agent: AgentId, run: RunId) -> Arc<dyn KillSwitch> {
+        self.inner.kill_switch(agent, run)
+    }
+    async fn forget(&self, agent: AgentId, run: RunId) {
+        self.inner.forget(agent, run).await;
+    }
+    async fn remove(&self, agent: AgentId) {
+        self.inner.remove(agent).await;
+    }
+}
+
+#[async_trait]
+impl Session for HookedSession {
+    fn info(&self) -> Info {
+        self.inner.info()
+    }
+    async fn stop(&self, owner: Owner, command: acri::CommandId) -> Result<(), Fault> {
+        self.inner.stop(owner, command).await
+    }
+    async fn contact(&self, owner: Owner) -> Result<(), Fault> {
+        self.inner.contact(owner).await
+    }
+    async fn output(&self, offset: u64, bytes_max: usize) -> Result<Chunk, Fault> {
+        strike(&self.mishaps.output_panics, "output");
+        self.inner.output(offset, bytes_max).await
+    }
+    async fn exit(&self) -> Result<Exit, Fault> {
+        strike(&self.mishaps.exit_panics, "exit");
+        self.inner.exit().await
+    }
+    async fn release(&self, owner: Owner, offset: u64, token: Bytes) -> Result<(), Fault> {
+        self.inner.release(owner, offset, token).await
+    }
+    async fn resume_token(&self) -> Result<Option<Bytes>, Fault> {
+        self.inner.resume_token().await
+    }
+}
+
+/// A bus, a world of scripts, and nodes that come and go.
+struct Rig {
+    bus: MemoryBus,
+    world: World,
+    mishaps: Arc<Mishaps>,
+    state: tempfile::TempDir,
+    client: Client,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let bus = MemoryBus::new();
+        let clock = bus.another();
+        let world = World::new(move || clock.state().now());
+        let client = Client::new(Arc::new(bus.another()) as SharedBus, "test".to_owned());
+        let state = tempfile::tempdir().unwrap();
+        Self { bus, world, mishaps: Arc::default(), state, client }
+    }
+
+    fn config(&self, name: &str) -> Config {
+        let node: NodeId = name.parse().unwrap();
+        let mut config = Config::new(node, self.state.path().join(name));
+        config.adopt_every = Duration::from_millis(50);
+        config
+    }
+
+    async fn start_with(&self, config: Config) -> Node {
+        let bus = self.bus.clone();
+        let connect: Connect = Arc::new(move || {
+            let bus: SharedBus = Arc::new(bus.another());
+            Box::pin(async move { Ok(bus) })
+        });
+        let hooked =
+            Hooked { inner: ScriptedDriver::new(self.world.clone()), mishaps: Arc::clone(&self.mishaps) };
+        let started = Node::start(config, connect, vec![Arc::new(hooked) as Arc<dyn Driver>]);
+        tokio::time::timeout(PATIENCE, started).await.unwrap().unwrap()
+    }
+
+    async fn start(&self, name: &str) -> Node {
+        self.start_with(self.config(name)).await
+    }
+
+    async fn create(&self, script: &[&str]) -> AgentId {
+        let script = script.iter().map(|step| (*step).to_owned()).collect();
+        let spec = AgentSpec::new("scripted".parse().unwrap(), script);
+        tokio::time::timeout(PATIENCE, self.client.create(spec)).await.unwrap().unwrap().agent
+    }
+
+    async fn run(&self, script: &[&str]) -> (AgentId, RunId) {
+        let agent = self.create(script).await;
+        let start = self.client.start(agent, Payload::text(""));
+        (agent, tokio::time::timeout(PATIENCE, start).await.unwrap().unwrap().run)
+    }
+
+    async fn wait(&self, (agent, run): (AgentId, RunId)) -> RunStatus {
+        tokio::time::timeout(PATIENCE, self.client.wait(agent, run)).await.unwrap().unwrap()
+    }
+
+    /// Waits for an event of the run.
+    async fn event(&self, (agent, run): (AgentId, RunId), kind: &str) -> Event {
+        let types = EventTypes::Only([kind.to_owned()].into());
+        let mut events =
+            self.client.events(EventSelection::Run(agent, run), types, EventsSince::Start, true);
+        let item = tokio::time::timeout(PATIENCE, events.next()).await.unwrap().unwrap().unwrap();
+        let EventItem::Event(event) = item else { panic!("{item:?}") };
+        event.envelope.event
+    }
+
+    /// Waits for an adoption, and tells by which node.
+    async fn owner_event(&self, agent: AgentId) -> NodeId {
+        let types = EventTypes::Only(["agent.assigned".to_owned()].into());
+        let mut events = self.client.events(EventSelection::Agent(agent), types, EventsSince::Start, true);
+        let item = tokio::time::timeout(PATIENCE, events.next()).await.unwrap().unwrap().unwrap();
+        let EventItem::Event(event) = item else { panic!("{item:?}") };
+        event.envelope.node
+    }
+
+    /// The whole log, once it is sealed.
+    async fn log(&self, (agent, run): (AgentId, RunId)) -> Vec<String> {
+        let mut log = self.client.logs(agent, run, Since::Start, true);
+        let mut lines = Vec::new();
+        while let Some(item) = tokio::time::timeout(PATIENCE, log.next()).await.unwrap() {
+            match item.unwrap() {
+                LogItem::Event(event, _) => {
+                    assert_eq!(event.sequence.0, lines.len() as u64 + 1);
+                    lines.push(String::from_utf8(event.payload.as_bytes().to_vec()).unwrap());
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        lines
+    }
+
+    async fn types(&self, agent: AgentId) -> Vec<String> {
+        let mut events = self.bus.another().read_all(agent).await;
+        events.drain(..).map(|(subject, _)| match subject {
+            acri::Subject::Event(_, _, kind) => kind,
+            other => panic!("{other}"),
+        })
+        .collect()
+    }
+
+    async fn assert_history_is_sound(&self, agent: AgentId) {
+        let report = check::verify(&self.bus.another().read_all(agent).await);
+        assert!(report.problems.is_empty(), "{:#?}", report.problems);
+    }
+}
+
+trait ReadAll {
+    async fn read_all(&self, agent: AgentId) -> Vec<(acri::Subject, Stored)>;
+}
+
+impl ReadAll for MemoryBus {
+    async fn read_all(&self, agent: AgentId) -> Vec<(acri::Subject, Stored)> {
+        use acri_bus::port::Events as _;
+        let events = self.read(EventSelection::Agent(agent), StreamSeq(1), Until::Now).await.unwrap();
+        events
+            .map(|recorded| {
+                let recorded = recorded.unwrap();
+                let (seq, time) = (recorded.seq, recorded.time);
+                (recorded.subject, Stored { seq, time, bytes: recorded.bytes.to_vec() })
+            })
+            .collect()
+            .await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_goes_through_its_events_and_its_log_is_exact() {
+    let rig = Rig::new();
+    let node = rig.start("one").await;
+    let run = rig.run(&["say a", "err b", "say c", "exit 0"]).await;
+    assert_eq!(rig.wait(run).await.state, RunState::Completed);
+    assert_eq!(rig.log(run).await, ["a", "b", "c"]);
+    assert_eq!(
+        rig.types(run.0).await,
+        ["agent.created", "run.accepted", "run.started", "run.completed", "run.logs_sealed"]
+    );
+    rig.assert_history_is_sound(run.0).await;
+    node.leave().await;
+}
+
+/// Each mishap, and how often it strikes.
+const PANICS: &[(&str, fn(&Mishaps) -> &AtomicU32)] = &[
+    ("the agent's actor, deciding", |mishaps| &mishaps.check_task_panics),
+    ("the start of a harness", |mishaps| &mishaps.start_panics),
+    ("the pump of a run's log", |mishaps| &mishaps.output_panics),
+    ("the watcher of a run's end", |mishaps| &mishaps.exit_panics),
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_panic_anywhere_is_answered_by_an_adoption_and_the_harness_does_not_notice() {
+    for (what, mishap) in PANICS {
+        let rig = Rig::new();
+        let node = rig.start("one").await;
+        let agent = rig.create(&["say a", "wait go", "say b", "exit 0"]).await;
+        mishap(&rig.mishaps).store(1, Ordering::SeqCst);
+        let start = rig.client.start(agent, Payload::text(""));
+        let run = tokio::time::timeout(PATIENCE, start).await.unwrap().unwrap().run;
+        rig.event((agent, run), "run.started").await;
+        rig.owner_event(agent).await;
+        // Before the end: then the world forgets it.
+        assert_eq!(rig.world.starts(agent, run), 1, "{what}");
+        rig.world.release(agent, run, "go");
+        assert_eq!(rig.wait((agent, run)).await.state, RunState::Completed, "{what}");
+        assert_eq!(rig.log((agent, run)).await, ["a", "b"], "{what}");
+        let types = rig.types(agent).await;
+        assert_eq!(types.iter().filter(|kind| *kind == "agent.assigned").count(), 1, "{what}: {types:?}");
+        rig.assert_history_is_sound(agent).await;
+        assert_eq!(mishap(&rig.mishaps).load(Ordering::SeqCst), 0, "{what} did not panic");
+        node.leave().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_panic_while_adopting_is_answered_by_the_next_adoption() {
+    let rig = Rig::new();
+    let node = rig.start("one").await;
+    let run = rig.run(&["say a", "wait go", "exit 0"]).await;
+    rig.event(run, "run.started").await;
+    node.leave().await;
+    drop(node);
+    rig.mishaps.attach_panics.store(2, Ordering::SeqCst);
+    let node = rig.start("one").await;
+    rig.owner_event(run.0).await;
+    assert_eq!(rig.world.starts(run.0, run.1), 1);
+    rig.world.release(run.0, run.1, "go");
+    assert_eq!(rig.wait(run).await.state, RunState::Completed);
+    assert_eq!(rig.log(run).await, ["a"]);
+    rig.assert_history_is_sound(run.0).await;
+    node.leave().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_effect_may_fail_or_lose_its_answer_and_the_run_is_none_the_worse() {
+    for effect in [Effect::Start, Effect::Output, Effect::Release, Effect::Contact, Effect::Stop] {
+        for failure in [Failure::Before, Failure::After] {
+            let rig = Rig::new();
+            let node = rig.start("one").await;
+            let agent = rig.create(&["say a", "on stop exit 0", "wait go", "say b", "exit 0"]).await;
+            rig.world.fail_next(effect, failure);
+            let start = rig.client.start(agent, Payload::text(""));
+            let run = tokio::time::timeout(PATIENCE, start).await.unwrap().unwrap().run;
+            rig.event((agent, run), "run.started").await;
+            assert_eq!(rig.world.starts(agent, run), 1, "{effect:?} {failure:?}");
+            rig.world.release(agent, run, "go");
+            assert_eq!(rig.wait((agent, run)).await.state, RunState::Completed, "{effect:?} {failure:?}");
+            assert_eq!(rig.log((agent, run)).await, ["a", "b"], "{effect:?} {failure:?}");
+            rig.assert_history_is_sound(agent).await;
+            node.leave().await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_kill_that_fails_or_loses_its_answer_is_repeated_until_it_is_proved() {
+    for failure in [Failure::Before, Failure::After] {
+        let rig = Rig::new();
+        let node = rig.start("one").await;
+        let run = rig.run(&["ignore stop", "hang"]).await;
+        rig.event(run, "run.started").await;
+        rig.world.fail_next(Effect::Kill, failure);
+        let ack = tokio::time::timeout(PATIENCE, rig.client.kill(run.0, run.1, "enough")).await.unwrap().unwrap();
+        let status = rig.wait(run).await;
+        assert_eq!(status.termination, Some(Termination::Killed), "{failure:?} {ack:?}");
+        assert!(!rig.world.is_alive(run.0, run.1));
+        rig.assert_history_is_sound(run.0).await;
+        node.leave().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_kill_that_cannot_be_proved_stays_in_the_phase_killing() {
+    let rig = Rig::new();
+    let node = rig.start("one").await;
+    let run = rig.run(&["hang"]).await;
+    rig.event(run, "run.started").await;
+    rig.world.set_unkillable(run.0, run.1, true);
+    let ack = tokio::time::timeout(PATIENCE, rig.client.kill(run.0, run.1, "enough")).await.unwrap().unwrap();
+    assert!(!ack.proved);
+    let status = rig.client.status(run.0, Some(run.1)).await.unwrap().run.unwrap();
+    assert_eq!((status.state, status.phase), (RunState::Running, Some(Phase::Killing)));
+    rig.world.set_unkillable(run.0, run.1, false);
+    assert_eq!(rig.wait(run).await.termination, Some(Termination::Killed));
+    node.leave().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_in_grace_stops_and_an_expired_one_kills_or_keeps() {
+    let rig = Rig::new();
+    let node = rig.start("one").await;
+    let grace = Some(Duration::from_millis(200));
+    let in_grace = rig.run(&["hang"]).await;
+    rig.event(in_grace, "run.started").await;
+    rig.client.stop(in_grace.0, in_grace.1, "enough", grace, OnExpiry::Kill).await.unwrap();
+    assert_eq!(rig.wait(in_grace).await.state, RunState::Stopped);
+    let killed = rig.run(&["ignore stop", "hang"]).await;
+    rig.event(killed, "run.started").await;
+    rig.client.stop(killed.0, killed.1, "enough", grace, OnExpiry::Kill).await.unwrap();
+    assert_eq!(rig.wait(killed).await.termination, Some(Termination::Killed));
+    let kept = rig.run(&["ignore stop", "wait go", "exit 0"]).await;
+    rig.event(kept, "run.started").await;
+    rig.client.stop(kept.0, kept.1, "enough", grace, OnExpiry::Keep).await.unwrap();
+    rig.event(kept, "run.stop_expired").await;
+    rig.world.release(kept.0, kept.1, "go");
+    assert_eq!(rig.wait(kept).await.state, RunState::Completed);
+    node.leave().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_acknowledgement_lost_after_the_commit_costs_nothing_and_doubles_nothing() {
+    use acri_bus::memory::fault::{Kind, On};
+    let rig = Rig::new();
+    let faulty = rig.bus.another();
+    for _ in 0..4 {
+        faulty.faults().inject(On::Event, Kind::AckLost);
+    }
+    for _ in 0..3 {
+        faulty.faults().inject(On::Frame, Kind::AckLost);
+    }
+    let bus = faulty.clone();
+    let connect: Connect = Arc::new(move || {
+        let bus: SharedBus = Arc::new(bus.clone());
+        Box::pin(async move { Ok(bus) })
+    });
+    let driver: Arc<dyn Driver> = Arc::new(ScriptedDriver::new(rig.world.clone()));
+    let node = Node::start(rig.config("one"), connect, vec![driver]).await.unwrap();
+    let run = rig.run(&["say a", "wait go", "say b", "exit 0"]).await;
+    rig.event(run, "run.started").await;
+    rig.world.release(run.0, run.1, "go");
+    assert_eq!(rig.wait(run).await.state, RunState::Completed);
+    assert_eq!(rig.log(run).await, ["a", "b"]);
+    rig.assert_history_is_sound(run.0).await;
+    assert!(faulty.faults().counts().values().sum::<u64>() >= 5, "{:?}", faulty.faults().counts());
+    node.leave().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_returns_goes_on_with_what_ran() {
+    let rig = Rig::new();
+    let node = rig.start("one").await;
+    let mut runs = Vec::new();
+    for _ in 0..20 {
+        runs.push(rig.run(&["say a", "wait go", "say b", "exit 0"]).await);
+    }
+    for run in &runs {
+        rig.event(*run, "run.started").await;
+    }
+    node.leave().await;
+    drop(node);
+    let node = rig.start("one").await;
+    for (agent, run) in &runs {
+        rig.owner_event(*agent).await;
+        assert_eq!(rig.world.starts(*agent, *run), 1);
+        rig.world.release(*agent, *run, "go");
+    }
+    for run in &runs {
+        assert_eq!(rig.wait(*run).await.state, RunState::Completed);
+        assert_eq!(rig.log(*run).await, ["a", "b"]);
+        rig.assert_history_is_sound(run.0).await;
+    }
+    node.leave().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_stops_what_runs_and_a_second_word_kills_it() {
+    let rig = Rig::new();
+    let node = rig.start("one").await;
+    let polite = rig.run(&["hang"]).await;
+    rig.event(polite, "run.started").await;
+    assert_eq!(node.stop_runs(Duration::from_secs(5)).await, 0);
+    assert_eq!(rig.wait(polite).await.state, RunState::Stopped);
+    let stubborn = rig.run(&["ignore stop", "hang"]).await;
+    rig.event(stubborn, "run.started").await;
+    assert_eq!(node.kill_runs().await, 0);
+    assert_eq!(rig.wait(stubborn).await.termination, Some(Termination::Killed));
+    node.leave().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_nodes_agents_go_to_another_that_reaches_their_harness() {
+    let rig = Rig::new();
+    let mut config = rig.config("one");
+    config.lease_ttl = Duration::from_secs(1);
+    config.lease_renew_every = Duration::from_millis(200);
+    config.lease_stop_after = Duration::from_millis(700);
+    let mut second = config.clone();
+    second.node = "two".parse().unwrap();
+    second.state_dir = rig.state.path().join("two");
+    let away = rig.bus.another();
+    let bus = away.clone();
+    let connect: Connect = Arc::new(move || {
+        let bus: SharedBus = Arc::new(bus.clone());
+        Box::pin(async move { Ok(bus) })
+    });
+    let driver: Arc<dyn Driver> = Arc::new(ScriptedDriver::new(rig.world.clone()));
+    let one = Node::start(config, connect, vec![driver]).await.unwrap();
+    let run = rig.run(&["say a", "wait go", "say b", "exit 0"]).await;
+    rig.event(run, "run.started").await;
+    let two = rig.start_with(second).await;
+    away.set_away(true);
+    assert_eq!(rig.owner_event(run.0).await.as_str(), "two");
+    away.set_away(false);
+    assert_eq!(rig.world.starts(run.0, run.1), 1);
+    rig.world.release(run.0, run.1, "go");
+    assert_eq!(rig.wait(run).await.state, RunState::Completed);
+    assert_eq!(rig.log(run).await, ["a", "b"]);
+    rig.assert_history_is_sound(run.0).await;
+    tokio::time::timeout(PATIENCE, one.ended()).await.expect("the fenced node notices");
+    two.leave().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_state_directory_holds_one_node() {
+    let rig = Rig::new();
+    let node = rig.start("one").await;
+    let connect: Connect = {
+        let bus = rig.bus.clone();
+        Arc::new(move || {
+            let bus: SharedBus = Arc::new(bus.another());
+            Box::pin(async move { Ok(bus) })
+        })
+    };
+    let again = Node::start(rig.config("one"), connect, Vec::new()).await;
+    assert!(matches!(again, Err(acri_runtime::node::Error::Locked(_))), "{again:?}");
+    node.leave().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_removed_agent_is_gone_and_its_start_is_refused() {
+    let rig = Rig::new();
+    let node = rig.start("one").await;
+    let run = rig.run(&["exit 0"]).await;
+    rig.event(run, "run.logs_sealed").await;
+    rig.client.remove(run.0, "done").await.unwrap();
+    let error = rig.client.start(run.0, Payload::text("")).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::FailedPrecondition, "{error}");
+    node.leave().await;
+}
