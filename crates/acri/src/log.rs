@@ -9,6 +9,7 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
+pub mod decode;
 pub mod encode;
 
 /// Which output of a local harness.

@@ -15,10 +15,10 @@
 //!   beginning, to be found by log sequence.
 
 use acri::{
-    StreamSeq, codec,
+    StreamSeq,
     cursor::Cursor,
     id::{LogSeq, Sha256Digest},
-    log::{LogEvent, LogFrame},
+    log::{LogEvent, LogFrame, decode},
 };
 
 /// What a reader must know about the stream, asked for when it begins: facts
@@ -186,7 +186,7 @@ fn hash_of(bytes: &[u8]) -> [u8; 8] {
 
 /// The frame, if its numbers make sense.
 fn decoded(bytes: &[u8]) -> Result<LogFrame, String> {
-    let frame: LogFrame = codec::from_msgpack(bytes).map_err(|error| error.to_string())?;
+    let frame = decode::frame(bytes).map_err(|error| error.to_string())?;
     let events = u32::try_from(frame.events.len()).map_err(|_| "too many events".to_owned())?;
     if frame.sequence.0 == 0 || frame.sequence.0.checked_add(u64::from(events) + 1).is_none() {
         return Err(format!("log sequence {} is out of range", frame.sequence));
