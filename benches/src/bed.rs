@@ -19,6 +19,7 @@ use std::{
     time::Duration,
 };
 use tempfile::TempDir;
+use tokio::runtime::Runtime;
 
 /// How long a node may take until it answers.
 const READY_MAX: Duration = Duration::from_secs(30);
@@ -173,23 +174,45 @@ impl Drop for NodeProcess {
 /// A node in this process, on threads of its own, as it has them when it is
 /// alone in one.
 pub(crate) struct OwnNode {
-    pub(crate) node: Node,
-    pub(crate) runtime: tokio::runtime::Runtime,
+    pub(crate) node: Arc<Node>,
+    threads: Threads,
+}
+
+/// A runtime that may be dropped anywhere.
+pub(crate) struct Threads(Option<Runtime>);
+
+impl Threads {
+    pub(crate) fn new() -> Result<Self> {
+        Ok(Self(Some(tokio::runtime::Builder::new_multi_thread().enable_all().build()?)))
+    }
+
+    pub(crate) fn spawn<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> tokio::task::JoinHandle<T> {
+        self.0.as_ref().expect("it is there until it is dropped").spawn(work)
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 impl OwnNode {
     pub(crate) async fn start(url: String, state: PathBuf, drivers: Vec<Arc<dyn Driver>>) -> Result<Self> {
-        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-        let starting = runtime.spawn(start_node(url, state, drivers));
-        let node = starting.await??;
-        Ok(Self { node, runtime })
+        let threads = Threads::new()?;
+        let node = threads.spawn(start_node(url, state, drivers)).await??;
+        Ok(Self { node: Arc::new(node), threads })
     }
 
     /// Leaves; its harnesses live on.
     pub(crate) async fn leave(self) -> Result<()> {
-        let Self { node, runtime } = self;
-        runtime.spawn(node.leave()).await?;
-        runtime.shutdown_background();
+        let Self { node, threads } = self;
+        threads.spawn(async move { node.leave().await }).await?;
         Ok(())
     }
 

@@ -3,9 +3,10 @@
 
 use super::{Scale, float};
 use crate::{
-    bed::{self, Bed},
+    bed::{self, Bed, Threads},
     table::{Row, Target, median},
 };
+use acri::AgentStatus;
 use anyhow::{Context as _, Result, ensure};
 use async_nats::jetstream;
 use bytes::Bytes;
@@ -22,10 +23,10 @@ fn micros(took: Duration) -> f64 {
 
 /// Answers requests on a connection and in a runtime of its own, as a node
 /// does; publishes each first, if that is asked.
-async fn responder(url: String, stored: bool) -> Result<tokio::runtime::Runtime> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+async fn responder(url: String, stored: bool) -> Result<Threads> {
+    let threads = Threads::new()?;
     let (ready, standing) = tokio::sync::oneshot::channel();
-    runtime.spawn(async move {
+    threads.spawn(async move {
         let client = bed::raw(&url).await?;
         let mut requests = client.subscribe("bench.ask").await?;
         client.flush().await?;
@@ -41,7 +42,7 @@ async fn responder(url: String, stored: bool) -> Result<tokio::runtime::Runtime>
         Ok::<_, anyhow::Error>(())
     });
     standing.await?;
-    Ok(runtime)
+    Ok(threads)
 }
 
 async fn ask(client: &async_nats::Client) -> Result<f64> {
@@ -76,7 +77,7 @@ pub(super) async fn status(scale: &Scale) -> Result<Row> {
         }
         row.round(median(&theirs), median(&ours));
     }
-    responder.shutdown_background();
+    drop(responder);
     node.leave().await?;
     Ok(row)
 }
@@ -98,16 +99,19 @@ pub(super) async fn start(scale: &Scale) -> Result<Row> {
             }
             for _ in 0..each {
                 let began = Instant::now();
-                client.start(agent, bed::task("exit 0")).await?;
+                let run = client.start(agent, bed::task("exit 0")).await?.run;
                 ours.push(micros(began.elapsed()));
-                node.idle().await;
+                let open = |status: AgentStatus| status.run.is_none_or(|run| !run.sealed);
+                while open(client.status(agent, Some(run)).await?) {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
             }
         }
         row.notes.push(format!("{} Starts in the round", float(turns * each)));
         row.round(median(&theirs), median(&ours));
     }
     row.notes.truncate(1);
-    responder.shutdown_background();
+    drop(responder);
     node.leave().await?;
     Ok(row)
 }

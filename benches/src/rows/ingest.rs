@@ -1,12 +1,18 @@
 //! Durable log ingest: pipe → shim → node → stream acknowledged, from the
 //! Start until `run.logs_sealed` is read; against one message per event with
-//! 4,000 in flight.
+//! 4,000 in flight. A raw message is the same event in the same encoding, made
+//! beforehand, without the headers that would make it safe to repeat.
 
 use super::{Scale, float};
 use crate::{
     bed::{self, Bed},
     harness,
     table::{Row, Target},
+};
+use acri::{
+    AgentId, Payload, RunId, Subject, Timestamp, codec,
+    id::LogSeq,
+    log::{LogEvent, LogType, Origin, Stream},
 };
 use acri_client::Client;
 use anyhow::{Result, ensure};
@@ -16,6 +22,7 @@ use std::{
     collections::VecDeque,
     time::{Duration, Instant},
 };
+use uuid::Uuid;
 
 pub(super) const LINE_BYTES: usize = 256;
 const IN_FLIGHT: usize = 4_000;
@@ -58,11 +65,31 @@ pub(super) fn cpu_seconds(pid: u32) -> f64 {
     ticks.filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / TICKS_PER_SECOND
 }
 
+/// A line as one stored event would carry it, and its subject, as long as that
+/// of a run's log.
+fn event() -> Result<(async_nats::Subject, Bytes)> {
+    let (agent, run) = (AgentId::from_uuid(Uuid::now_v7()), RunId::from_uuid(Uuid::now_v7()));
+    let event = LogEvent {
+        agent,
+        run: Some(run),
+        sequence: LogSeq(1_000_000),
+        time: Timestamp::from_micros(1_764_500_000_000_000),
+        kind: LogType::Message,
+        payload: Payload::text("x".repeat(LINE_BYTES - 1)),
+        stream: Some(Stream::Stdout),
+        origin: Origin::Passthrough,
+        part: None,
+        more: false,
+    };
+    let subject = Subject::Log(agent, Some(run)).to_string().replacen("acri.", "raw.", 1);
+    Ok((subject.into(), codec::to_msgpack(&event)?.into()))
+}
+
 /// Messages a second, one an event.
 pub(super) async fn single(client: &async_nats::Client, messages: usize) -> Result<f64> {
     let (_, _stream) = bed::raw_stream(client, "RAW", "raw.>").await?;
     let context = ContextBuilder::new().max_ack_inflight(IN_FLIGHT).ack_timeout(ACK_MAX).build(client.clone());
-    let body = Bytes::from(vec![b'x'; LINE_BYTES]);
+    let (subject, body) = event()?;
     let began = Instant::now();
     let mut waiting = VecDeque::with_capacity(IN_FLIGHT);
     for _ in 0..messages {
@@ -71,7 +98,7 @@ pub(super) async fn single(client: &async_nats::Client, messages: usize) -> Resu
         {
             oldest.await?;
         }
-        waiting.push_back(context.publish("raw.line", body.clone()).await?);
+        waiting.push_back(context.publish(subject.clone(), body.clone()).await?);
     }
     for acknowledgement in waiting {
         acknowledgement.await?;
