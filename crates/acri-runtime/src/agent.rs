@@ -431,6 +431,7 @@ impl State {
                 driver: Arc::clone(&self.driver),
                 to: myself.clone(),
                 node_lost: self.node_lost,
+                started: state.run(run).is_some_and(|run| run.started),
             };
             // A run that begins from now on is our own.
             self.node_lost = false;

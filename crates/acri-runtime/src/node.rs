@@ -35,6 +35,8 @@ use uuid::Uuid;
 /// the control thread: a connection lives on the runtime that made it.
 pub type Connect = Arc<dyn Fn() -> BoxFuture<'static, Result<SharedBus, Fault>> + Send + Sync>;
 
+/// How often it is looked whose holder is to hear from its owner.
+const CONTACT_LOOK_EVERY: Duration = Duration::from_millis(250);
 /// How long a start waits for its lease.
 const LEASE_WAIT_MAX: Duration = Duration::from_secs(30);
 /// How long the fencing of a predecessor is tried.
@@ -117,7 +119,15 @@ impl Shared {
     }
 }
 
-type SessionEntry = (Owner, Arc<dyn Session>);
+#[derive(Clone)]
+struct SessionEntry {
+    owner: Owner,
+    session: Arc<dyn Session>,
+    /// How often its holder must hear that it is owned.
+    every: Duration,
+    /// When it is due next, by boot time.
+    due: Duration,
+}
 
 /// The sessions of all runs: their holders hear regularly that they are owned.
 #[derive(Default)]
@@ -130,16 +140,36 @@ impl Sessions {
         act(&mut self.entries.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub(crate) fn register(&self, agent: AgentId, run: RunId, owner: Owner, session: Arc<dyn Session>) {
-        self.with(|entries| entries.insert((agent, run), (owner, session)));
+    /// Registers a session whose holder must hear from us within
+    /// `orphan_after`: it is told four times as often, and every `at_most`.
+    pub(crate) fn register(
+        &self,
+        (agent, run): (AgentId, RunId),
+        owner: Owner,
+        session: Arc<dyn Session>,
+        orphan_after: Duration,
+        at_most: Duration,
+    ) {
+        let every = (orphan_after / 4).min(at_most);
+        let entry = SessionEntry { owner, session, every, due: boot_time() + every };
+        self.with(|entries| entries.insert((agent, run), entry));
     }
 
     pub(crate) fn drop_run(&self, agent: AgentId, run: RunId) {
         self.with(|entries| entries.remove(&(agent, run)));
     }
 
-    fn all(&self) -> Vec<SessionEntry> {
-        self.with(|entries| entries.values().cloned().collect())
+    /// Those whose holders are to hear from us now.
+    fn due(&self) -> Vec<(Owner, Arc<dyn Session>)> {
+        let now = boot_time();
+        self.with(|entries| {
+            let due = entries.values_mut().filter(|entry| entry.due <= now);
+            due.map(|entry| {
+                entry.due = now + entry.every;
+                (entry.owner, Arc::clone(&entry.session))
+            })
+            .collect()
+        })
     }
 }
 
@@ -480,22 +510,27 @@ async fn fence(bus: &SharedBus, incarnation: Incarnation) -> Result<(), Error> {
 }
 
 async fn contact(shared: Arc<Shared>, stop: CancellationToken) {
-    let mut every = tokio::time::interval(shared.config.contact_every);
+    let mut every = tokio::time::interval(CONTACT_LOOK_EVERY);
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
             _ = every.tick() => {}
         }
-        let began = boot_time();
-        for (owner, session) in shared.sessions.all() {
-            if !shared.lease.may_act() {
-                break;
+        // At once, not one after the other: one holder that does not answer
+        // must not let the others' time run out.
+        let contacts = shared.sessions.due().into_iter().map(|(owner, session)| {
+            let lease = Arc::clone(&shared.lease);
+            async move {
+                if lease.may_act()
+                    && let Err(fault) = session.contact(owner).await
+                {
+                    tracing::debug!(%fault, "a holder does not hear us");
+                }
             }
-            if let Err(fault) = session.contact(owner).await {
-                tracing::debug!(%fault, "a holder does not hear us");
-            }
+        });
+        for contact in contacts {
+            tokio::spawn(contact);
         }
-        tracing::trace!(took_ms = (boot_time().saturating_sub(began)).as_millis(), "contacted");
     }
 }
 

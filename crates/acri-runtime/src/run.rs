@@ -5,6 +5,8 @@ use crate::{agent, node::Shared, pump};
 use acri::{
     AgentId, AgentSpec, RunId,
     event::{FailReason, RunStarted, Source},
+    id::LogSeq,
+    log::ResumeToken,
 };
 use acri_core::appender::{Effect, Input, Report, Token};
 use acri_drivers::driver::{Attached, Driver, Fault, KillRequest, Owner, Provisioned, Session, Start, StartError};
@@ -32,6 +34,8 @@ pub(crate) struct Spawn {
     /// The harness was on a node that is given up: there is nothing to attach
     /// to.
     pub(crate) node_lost: bool,
+    /// The harness had begun when this actor was made.
+    pub(crate) started: bool,
 }
 
 /// What a run's actor hears.
@@ -112,6 +116,28 @@ impl Spawn {
     }
 }
 
+/// Reports what the last stored frame says of a run's log, with a gap.
+async fn stored_log(shared: &Shared, agent: AgentId, run: RunId, to: &ActorRef<agent::Msg>) {
+    for attempt in 0..ATTEMPTS_MAX {
+        match shared.bus.last_frame(agent, Some(run)).await {
+            Ok(frame) => {
+                let start = ResumeToken::start();
+                let token = frame.map_or(Ok(start), |frame| acri::codec::from_msgpack(&frame.resume));
+                // One that cannot be read: the core seals without it, in time.
+                let Ok(token) = token else { return };
+                let count = LogSeq(token.next_sequence.0.saturating_sub(1));
+                let report = Report::LogsDone { count, chain: token.chain, gap: true };
+                let _ = to.cast(agent::Msg::Input(Input::Report(run, report)));
+                return;
+            }
+            Err(error) => {
+                tracing::warn!(%run, %error, "the stored log of a lost run cannot be read yet");
+                tokio::time::sleep(agent::retry_pause(attempt)).await;
+            }
+        }
+    }
+}
+
 fn owner(shared: &Shared, epoch: acri::id::Epoch) -> Owner {
     Owner { epoch, incarnation: shared.incarnation }
 }
@@ -142,10 +168,12 @@ impl State {
         if self.spawn.node_lost {
             self.spawn.done(token);
             self.spawn.report(Report::Lost(FailReason::NodeLost, "its node was silent for too long".to_owned()));
+            self.tell_stored_log();
             return;
         }
         let (shared, driver, myself) = (Arc::clone(&self.spawn.shared), Arc::clone(&self.spawn.driver), myself.clone());
         let (agent, run, to) = (self.spawn.agent, self.spawn.run, self.spawn.to.clone());
+        let started = self.spawn.started;
         self.task(async move {
             let owner = owner(&shared, epoch);
             for attempt in 0.. {
@@ -170,11 +198,22 @@ impl State {
                     }
                     Err(fault) => Report::Lost(FailReason::HarnessLost, fault.to_string()),
                 };
+                let lost = matches!(report, Report::Lost(..)) || started;
                 let _ = to.cast(agent::Msg::Input(Input::EffectDone(token)));
                 let _ = to.cast(agent::Msg::Input(Input::Report(run, report)));
+                if lost {
+                    stored_log(&shared, agent, run, &to).await;
+                }
                 return;
             }
         });
+    }
+
+    /// Tells what is stored of the log of a run that nobody can read any more.
+    fn tell_stored_log(&self) {
+        let (shared, agent) = (Arc::clone(&self.spawn.shared), self.spawn.agent);
+        let (run, to) = (self.spawn.run, self.spawn.to.clone());
+        self.task(async move { stored_log(&shared, agent, run, &to).await });
     }
 
     fn start(&self, myself: &ActorRef<Msg>, token: Token, task: acri::Payload, epoch: acri::id::Epoch) {
@@ -219,7 +258,9 @@ impl State {
 
     fn ready(&mut self, token: Token, owner: Owner, session: Arc<dyn Session>) {
         self.session = Some(Arc::clone(&session));
-        self.spawn.shared.sessions.register(self.spawn.agent, self.spawn.run, owner, Arc::clone(&session));
+        let (orphan_after, at_most) = (self.spawn.spec.orphan_after(), self.spawn.shared.config.contact_every);
+        let key = (self.spawn.agent, self.spawn.run);
+        self.spawn.shared.sessions.register(key, owner, Arc::clone(&session), orphan_after, at_most);
         let info = session.info();
         self.spawn.done(token);
         self.spawn.report(Report::Started(RunStarted {

@@ -3,6 +3,7 @@
 
 use crate::{
     agent::{self, Agent, Arguments, Birth},
+    clock::boot_time,
     counters::count,
     node::Shared,
     request::Back,
@@ -16,6 +17,8 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 /// First and longest pause before an agent is adopted again.
 const REPLACE_FIRST: Duration = Duration::from_millis(50);
 const REPLACE_LAST: Duration = Duration::from_secs(30);
+/// A life of this length ends the row of replacements.
+const REPLACEMENTS_FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 /// Replacements in a row after which an agent is left alone, loudly.
 const REPLACEMENTS_MAX: u32 = 20;
 
@@ -52,7 +55,8 @@ pub(crate) struct Parts {
 pub(crate) struct State {
     parts: Parts,
     agents: HashMap<AgentId, ActorRef<agent::Msg>>,
-    replacements: HashMap<AgentId, u32>,
+    /// How often in a row, and when last (by boot time).
+    replacements: HashMap<AgentId, (u32, Duration)>,
 }
 
 /// The actor.
@@ -187,8 +191,12 @@ impl State {
     }
 
     fn replace(&mut self, myself: &ActorRef<Msg>, agent: AgentId, history_lost: bool) {
-        let tried = self.replacements.entry(agent).or_default();
+        let (tried, last) = self.replacements.entry(agent).or_default();
+        if boot_time().saturating_sub(*last) > REPLACEMENTS_FORGOTTEN_AFTER {
+            *tried = 0;
+        }
         *tried += 1;
+        *last = boot_time();
         if *tried > REPLACEMENTS_MAX {
             tracing::error!(%agent, tried = *tried, "an agent's actor fails again and again: it is left stopped");
             return;

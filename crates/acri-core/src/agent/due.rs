@@ -261,22 +261,28 @@ fn event(agent: &Agent, run: &Run, seen: &Seen, now: Timestamp) -> Option<Draft>
     (now >= seen.deadline(stop)).then(|| Draft::of_run(run.id, RunStopExpired {}))
 }
 
-/// A run whose harness never began has no log. One whose harness was lost is
-/// sealed with what its writer says, or with a gap; so is one that had begun
-/// and of which its holder knows nothing.
+/// A run whose harness never began has no log. One whose harness was lost, or
+/// had begun and its holder knows nothing of it, is sealed with what is known
+/// of its stored log; if nobody says that in time, as if there were none.
 fn seal(run: &Run, seen: &Seen, now: Timestamp) -> Option<RunLogsSealed> {
+    let empty = |gap| RunLogsSealed { count: LogSeq(0), chain: Sha256Digest::default(), gap };
+    if let Some(until) = node_lost_until(run, seen) {
+        return (seen.gone() && now >= until).then(|| seen.logs.clone().unwrap_or_else(|| empty(true)));
+    }
     if let Some(logs) = &seen.logs {
         return Some(logs.clone());
     }
-    let empty = |gap| RunLogsSealed { count: LogSeq(0), chain: Sha256Digest::default(), gap };
-    if let Some(until) = node_lost_until(run, seen) {
-        return (seen.gone() && now >= until).then(|| empty(true));
+    if seen.not_started.is_some() || (seen.never_started && !run.started) {
+        return Some(empty(false));
     }
-    if seen.not_started.is_some() || seen.never_started {
-        return Some(empty(run.started));
-    }
-    let (.., lost_at) = seen.lost.as_ref()?;
-    (!seen.pumped || now >= lost_at.plus(LOST_LOG_WAIT)).then(|| empty(true))
+    (now >= lost_log_until(run, seen)?).then(|| empty(true))
+}
+
+/// Until when it is waited for what is known of a lost run's log.
+fn lost_log_until(run: &Run, seen: &Seen) -> Option<Timestamp> {
+    let lost_at = seen.lost.as_ref().map(|(.., at)| *at);
+    let end = run.end.as_ref().filter(|_| seen.never_started && run.started);
+    Some(lost_at.or(end.map(|end| end.at))?.plus(LOST_LOG_WAIT))
 }
 
 /// Until when a lost node is waited for; `None` if it was not, or is back.
@@ -284,8 +290,10 @@ fn node_lost_until(run: &Run, seen: &Seen) -> Option<Timestamp> {
     if seen.session {
         return None;
     }
-    let end = run.end.as_ref().filter(|end| end.failure == Some(FailReason::NodeLost))?;
-    Some(end.at.plus(NODE_LOST_LOG_WAIT))
+    let end = run.end.as_ref()?;
+    // One that had ended before its node was lost is owed its log all the same.
+    let given_up = matches!(seen.lost, Some((FailReason::NodeLost, ..)));
+    (given_up || end.failure == Some(FailReason::NodeLost)).then(|| end.at.plus(NODE_LOST_LOG_WAIT))
 }
 
 fn wants(run: &Run, seen: &Seen, now: Timestamp) -> Vec<Want> {
@@ -363,10 +371,7 @@ fn wake(run: &Run, seen: &Seen, now: Timestamp) -> Option<Timestamp> {
     if let Some(why) = kill_why(run, seen, now) {
         times.push(kill_due(why, seen));
     }
-    if let Some((.., lost_at)) = seen.lost.as_ref().filter(|_| seen.pumped) {
-        times.push(Some(lost_at.plus(LOST_LOG_WAIT)));
-    }
-    times.push(node_lost_until(run, seen));
+    times.push(node_lost_until(run, seen).or_else(|| lost_log_until(run, seen)));
     times.into_iter().flatten().filter(|time| *time > now).min()
 }
 

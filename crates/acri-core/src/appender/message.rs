@@ -100,7 +100,8 @@ pub enum Report {
         /// Whether its holder ended it for want of an owner.
         orphaned: bool,
     },
-    /// The harness can neither be reached nor read.
+    /// The harness can neither be reached nor read. What is known of its stored
+    /// log follows as `LogsDone`, with a gap.
     Lost(FailReason, String),
     /// A Stop signal was delivered to the harness.
     StopDelivered,

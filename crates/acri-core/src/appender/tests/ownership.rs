@@ -171,13 +171,13 @@ fn an_ended_run_is_attached_for_its_log_only() {
     check(
         "agent\nstart r1\nr1 started\nr1 exit 0\ncrash\nadopt\nr1 lost",
         expect![[r#"
-        start r1 -> run.accepted(""); [2] started; SPAWN; wake 60000ms
-        r1 started -> run.started; PUMP
-        r1 exit 0 -> run.completed(code 0)
-        crash -> 
-        adopt -> agent.assigned(epoch 2); ATTACH as 2; wake 3000ms
-        r1 lost -> run.logs_sealed(0, gap); sealed
-    "#]],
+            start r1 -> run.accepted(""); [2] started; SPAWN; wake 60000ms
+            r1 started -> run.started; PUMP
+            r1 exit 0 -> run.completed(code 0)
+            crash -> 
+            adopt -> agent.assigned(epoch 2); ATTACH as 2; wake 3000ms
+            r1 lost -> wake 10000ms
+        "#]],
     );
 }
 
@@ -218,7 +218,7 @@ fn a_started_run_of_which_its_holder_knows_nothing_is_lost() {
             r1 started -> run.started; PUMP
             crash -> 
             adopt -> agent.assigned(epoch 2); ATTACH as 2; wake 3000ms
-            r1 neverstarted -> run.failed(harness_lost, it had started, and its holder knows nothing of it, no exit); run.logs_sealed(0, gap); sealed
+            r1 neverstarted -> run.failed(harness_lost, it had started, and its holder knows nothing of it, no exit); wake 10000ms
         "#]],
     );
 }
@@ -263,7 +263,7 @@ fn a_run_of_a_lost_node_stays_open_for_a_day_for_its_node_to_come_back() {
             r1 started -> run.started; PUMP
             crash -> 
             adopt -> agent.assigned(epoch 2); ATTACH as 2; wake 3000ms
-            r1 lost node -> run.failed(node_lost, it was silent, no exit); wake 86400000ms
+            r1 lost node -> run.failed(node_lost, it was silent, no exit); wake 10000ms; wake 86400000ms
             kill k1 r1 -> [3] killed, not proved
             +86399999ms -> wake 86400000ms
             +1ms -> run.logs_sealed(0, gap); sealed
@@ -276,7 +276,7 @@ fn a_run_of_a_lost_node_stays_open_for_a_day_for_its_node_to_come_back() {
             r1 started -> run.started; PUMP
             crash -> 
             adopt -> agent.assigned(epoch 2); ATTACH as 2; wake 3000ms
-            r1 lost node -> run.failed(node_lost, it was silent, no exit); wake 86400000ms
+            r1 lost node -> run.failed(node_lost, it was silent, no exit); wake 10000ms; wake 86400000ms
             crash -> 
             adopt -> agent.assigned(epoch 3); ATTACH as 3; wake 3000ms
             r1 started -> KILL (its run has ended without it, by ann); PUMP
@@ -290,7 +290,7 @@ fn a_run_of_a_lost_node_stays_open_for_a_day_for_its_node_to_come_back() {
             start r1 -> run.accepted(""); [2] started; SPAWN; wake 60000ms
             crash -> 
             adopt -> agent.assigned(epoch 2); ATTACH as 2; wake 3000ms
-            r1 lost node -> run.failed(node_lost, it was silent, no exit); wake 86400000ms
+            r1 lost node -> run.failed(node_lost, it was silent, no exit); wake 10000ms; wake 86400000ms
             crash -> 
             adopt -> agent.assigned(epoch 3); ATTACH as 3; wake 3000ms
             r1 started -> KILL (its run has ended without it, by ann); PUMP
@@ -304,7 +304,7 @@ fn a_run_of_a_lost_node_stays_open_for_a_day_for_its_node_to_come_back() {
             start r1 -> run.accepted(""); [2] started; SPAWN; wake 60000ms
             crash -> 
             adopt -> agent.assigned(epoch 2); ATTACH as 2; wake 3000ms
-            r1 lost node -> run.failed(node_lost, it was silent, no exit); wake 86400000ms
+            r1 lost node -> run.failed(node_lost, it was silent, no exit); wake 10000ms; wake 86400000ms
             crash -> 
             adopt -> agent.assigned(epoch 3); ATTACH as 3; wake 3000ms
             r1 neverstarted -> wake 86400000ms

@@ -313,9 +313,9 @@ fn an_orphaned_or_lost_harness_fails_its_run() {
     check(
         "agent\nstart r1\nr1 lost",
         expect![[r#"
-        start r1 -> run.accepted(""); [2] started; SPAWN; wake 60000ms
-        r1 lost -> run.failed(harness_lost, its holder is gone, no exit); run.logs_sealed(0, gap); sealed
-    "#]],
+            start r1 -> run.accepted(""); [2] started; SPAWN; wake 60000ms
+            r1 lost -> run.failed(harness_lost, its holder is gone, no exit); wake 10000ms
+        "#]],
     );
 }
 
