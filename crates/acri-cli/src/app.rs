@@ -3,7 +3,7 @@
 
 use crate::{
     args::Global,
-    bus::{self, BusOptions},
+    bus::{self, BusOptions, Role},
     output::Out,
 };
 use acri_client::{Client, Limits};
@@ -27,7 +27,7 @@ impl App {
     }
 
     pub(crate) async fn client(&self) -> Result<Client> {
-        let bus = bus::connect(&self.bus_options()?, "acri").await?;
+        let bus = bus::connect(&self.bus_options()?, "acri", Role::Client).await?;
         Ok(self.client_on(bus))
     }
 

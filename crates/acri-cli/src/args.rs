@@ -47,6 +47,10 @@ pub(crate) struct Global {
     /// The key of our certificate
     #[arg(long, global = true, env = "ACRI_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
     pub(crate) tls_key: Option<PathBuf>,
+    /// Where answers come, if the bus's permissions want another place than
+    /// `_INBOX`: `_INBOX_<user>`
+    #[arg(long, global = true, env = "ACRI_INBOX_PREFIX", value_name = "PREFIX")]
+    pub(crate) inbox_prefix: Option<String>,
     /// Context file that `acri up` leaves [default:
     /// $XDG_STATE_HOME/acri/context.json]
     #[arg(long, global = true, env = "ACRI_CONTEXT", value_name = "FILE")]

@@ -25,7 +25,23 @@ pub(crate) struct BusOptions {
     pub(crate) tls_cert: Option<PathBuf>,
     /// Its key.
     pub(crate) tls_key: Option<PathBuf>,
+    /// Where answers come.
+    pub(crate) inbox_prefix: Option<String>,
 }
+
+/// What a connection is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// It asks and reads, as an orchestrator does.
+    Client,
+    /// It is a node's.
+    Node,
+    /// It makes the streams and buckets that are missing.
+    SetUp,
+}
+
+/// Commands that may wait in one subscription of a node: each agent has one.
+const NODE_SUBSCRIPTION_MESSAGES_MAX: usize = 256;
 
 impl BusOptions {
     /// From options and variables; where they name no bus, from the context
@@ -56,6 +72,7 @@ impl BusOptions {
             tls_ca: global.tls_ca.clone(),
             tls_cert: global.tls_cert.clone(),
             tls_key: global.tls_key.clone(),
+            inbox_prefix: global.inbox_prefix.clone(),
         }
     }
 
@@ -67,12 +84,13 @@ impl BusOptions {
             tls_ca: named.tls_ca.or(context.tls_ca),
             tls_cert: named.tls_cert.or(context.tls_cert),
             tls_key: named.tls_key.or(context.tls_key),
+            inbox_prefix: named.inbox_prefix.or(context.inbox_prefix),
             nats: named.nats,
         }
     }
 
     /// As the adapter takes them.
-    pub(crate) fn nats_options(&self, name: &str, provision: bool) -> nats::Options {
+    pub(crate) fn nats_options(&self, name: &str, role: Role) -> nats::Options {
         let urls = self.nats.split(',').map(str::trim).filter(|url| !url.is_empty());
         nats::Options {
             credentials: self.creds.clone(),
@@ -80,7 +98,10 @@ impl BusOptions {
             tls_ca: self.tls_ca.clone(),
             tls_identity: self.tls_cert.clone().zip(self.tls_key.clone()),
             name: Some(name.to_owned()),
-            provision,
+            inbox_prefix: self.inbox_prefix.clone(),
+            client_only: role == Role::Client,
+            provision: role == Role::SetUp,
+            subscription_messages_max: (role == Role::Node).then_some(NODE_SUBSCRIPTION_MESSAGES_MAX),
             ..nats::Options::new(urls)
         }
     }
@@ -94,6 +115,7 @@ impl BusOptions {
             tls_ca: self.tls_ca.clone(),
             tls_cert: self.tls_cert.clone(),
             tls_key: self.tls_key.clone(),
+            inbox_prefix: self.inbox_prefix.clone(),
             pid: Some(std::process::id()),
         }
     }
@@ -101,13 +123,13 @@ impl BusOptions {
 
 /// Connects; the server's version and streams are checked before this
 /// returns.
-pub(crate) async fn connect(options: &BusOptions, name: &str) -> Result<SharedBus> {
-    Ok(Arc::new(open(options, name, false).await?))
+pub(crate) async fn connect(options: &BusOptions, name: &str, role: Role) -> Result<SharedBus> {
+    Ok(Arc::new(open(options, name, role).await?))
 }
 
-/// The same; with `provision`, streams and buckets that are missing are made.
-pub(crate) async fn open(options: &BusOptions, name: &str, provision: bool) -> Result<NatsBus> {
-    NatsBus::connect(options.nats_options(name, provision)).await.map_err(explained)
+/// The same, as the NATS adapter.
+pub(crate) async fn open(options: &BusOptions, name: &str, role: Role) -> Result<NatsBus> {
+    NatsBus::connect(options.nats_options(name, role)).await.map_err(explained)
 }
 
 fn explained(error: nats::Error) -> anyhow::Error {
@@ -148,7 +170,7 @@ mod tests {
         let from_nowhere = BusOptions::of(&global(&["--context", path])).unwrap_err();
         assert_eq!(crate::failure::status_of(&from_nowhere), UNAVAILABLE);
         let named = BusOptions::of(&global(&["--nats", "nats://a:1,nats://b:2", "--context", path])).unwrap();
-        assert_eq!(named.nats_options("x", false).urls, ["nats://a:1", "nats://b:2"]);
+        assert_eq!(named.nats_options("x", Role::Client).urls, ["nats://a:1", "nats://b:2"]);
         let written = BusOptions { creds: Some("/c".into()), nkey: Some("/n".into()), ..named };
         context::write(Path::new(path), &written.context()).unwrap();
         let read = BusOptions::of(&global(&["--context", path, "--creds", "/mine"])).unwrap();

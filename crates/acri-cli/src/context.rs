@@ -30,6 +30,9 @@ pub(crate) struct ContextFile {
     /// Its key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) tls_key: Option<PathBuf>,
+    /// Where answers come.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) inbox_prefix: Option<String>,
     /// Process id of the `acri up` that wrote it, for a person's eyes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) pid: Option<u32>,
@@ -114,6 +117,7 @@ mod tests {
             tls_ca: None,
             tls_cert: None,
             tls_key: None,
+            inbox_prefix: None,
             pid: Some(7),
         };
         write(&path, &context).unwrap();

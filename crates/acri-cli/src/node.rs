@@ -3,7 +3,7 @@
 
 use crate::{
     app,
-    bus::{self, BusOptions},
+    bus::{self, BusOptions, Role},
 };
 use acri::NodeId;
 use acri_bus::port::{Fault, SharedBus};
@@ -92,7 +92,7 @@ pub(crate) async fn start(options: NodeOptions) -> Result<RunningNode> {
     raise_open_files();
     let name = node_name(&options)?;
     // Makes streams and buckets once; the node's own connections check them.
-    drop(bus::open(&options.bus_options, "acri node set-up", true).await?);
+    drop(bus::open(&options.bus_options, "acri node set-up", Role::SetUp).await?);
     let node = start_once(&options, name.clone()).await?;
     let (orders, inbox) = mpsc::channel(ORDERS_WAITING_MAX);
     tokio::spawn(live(options, name, node, inbox));
@@ -139,7 +139,7 @@ fn config(options: &NodeOptions, name: NodeId) -> Config {
 
 async fn connected(options: &BusOptions, name: &str) -> Result<SharedBus, Fault> {
     let unavailable = |error: anyhow::Error| Fault::Unavailable { operation: "connect", detail: format!("{error:#}") };
-    bus::connect(options, name).await.map_err(unavailable)
+    bus::connect(options, name, Role::Node).await.map_err(unavailable)
 }
 
 fn drivers(options: &NodeOptions) -> Result<Vec<Arc<dyn Driver>>> {

@@ -63,11 +63,16 @@ impl Stage {
         say(app, format_args!("· nats-server {} on a free loopback port", binary.version))?;
         let store = directory.join("nats");
         let server = Server::start(ServerOptions { store, binary, sync_always: false, port: None }).await?;
-        let bus_options =
-            BusOptions { nats: server.url(), creds: None, nkey: None, tls_ca: None, tls_cert: None, tls_key: None };
-        let bus =
-            acri_bus::port::SharedBus::from(std::sync::Arc::new(bus::open(&bus_options, "acri demo", true).await?)
-                as std::sync::Arc<dyn acri_bus::port::Bus>);
+        let bus_options = BusOptions {
+            nats: server.url(),
+            creds: None,
+            nkey: None,
+            tls_ca: None,
+            tls_cert: None,
+            tls_key: None,
+            inbox_prefix: None,
+        };
+        let bus = bus::connect(&bus_options, "acri demo", bus::Role::SetUp).await?;
         let client = app.client_on(bus);
         let mut stage = Self { directory, server, bus_options, node: None, client };
         stage.start_node().await?;

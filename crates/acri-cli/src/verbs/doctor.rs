@@ -76,7 +76,7 @@ pub(crate) async fn perform(app: &mut App, _args: Args) -> Result<()> {
 
 async fn examine_bus(findings: &mut Findings, options: &BusOptions) {
     // Connecting compares version, settings, streams and buckets.
-    let bus = match bus::open(options, "acri doctor", false).await {
+    let bus = match bus::open(options, "acri doctor", bus::Role::Node).await {
         Ok(bus) => bus,
         Err(error) => return findings.add("bus", Verdict::Fails, format!("{error:#}")),
     };

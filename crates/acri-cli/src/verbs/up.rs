@@ -104,7 +104,15 @@ pub(crate) async fn perform(app: &mut App, args: Args) -> Result<()> {
             let starting = start_server(app, store, args.port, args.sync_always).await?;
             let url = starting.url();
             server = Some(starting);
-            BusOptions { nats: url, creds: None, nkey: None, tls_ca: None, tls_cert: None, tls_key: None }
+            BusOptions {
+                nats: url,
+                creds: None,
+                nkey: None,
+                tls_ca: None,
+                tls_cert: None,
+                tls_key: None,
+                inbox_prefix: None,
+            }
         }
     };
     let written = bus_options.context();
