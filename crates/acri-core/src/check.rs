@@ -9,8 +9,7 @@
 
 use crate::{agent::decode, appender::Stored};
 use acri::{
-    AgentId, Epoch, Event, EventEnvelope, EventId, Incarnation, RunId, StreamSeq, Subject,
-    Timestamp,
+    AgentId, Epoch, Event, EventEnvelope, EventId, Incarnation, RunId, StreamSeq, Subject, Timestamp,
     id::{EventSeq, Sha256Digest},
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -99,8 +98,7 @@ impl Verifier {
                 return;
             }
         };
-        let expected =
-            Subject::Event(envelope.agent, envelope.run, envelope.event.type_name().to_owned());
+        let expected = Subject::Event(envelope.agent, envelope.run, envelope.event.type_name().to_owned());
         if *subject != expected {
             found.push(format!("stored under {subject}, its body says {expected}"));
         }
@@ -130,13 +128,7 @@ impl Verifier {
         self.report
     }
 
-    fn blame(
-        &mut self,
-        agent: Option<AgentId>,
-        run: Option<RunId>,
-        seq: StreamSeq,
-        found: Vec<String>,
-    ) {
+    fn blame(&mut self, agent: Option<AgentId>, run: Option<RunId>, seq: StreamSeq, found: Vec<String>) {
         for what in found {
             self.report.problem_count += 1;
             if self.report.problems.len() < PROBLEMS_MAX {
@@ -159,13 +151,11 @@ fn check_body(envelope: &EventEnvelope, found: &mut Vec<String>) {
     if asked && (envelope.cause.is_none() || envelope.principal.is_none()) {
         found.push(format!("{kind} without the command that caused it"));
     }
-    let (of_agent, of_run) =
-        (kind.starts_with("agent."), kind.starts_with("run.") || kind.starts_with("escalation."));
+    let (of_agent, of_run) = (kind.starts_with("agent."), kind.starts_with("run.") || kind.starts_with("escalation."));
     if (of_agent && envelope.run.is_some()) || (of_run && envelope.run.is_none()) {
         found.push(format!("{kind} {} a run", if of_agent { "of" } else { "without" }));
     }
-    if let (Event::RunAccepted(_), Some(run), Some(command)) =
-        (&envelope.event, envelope.run, envelope.cause)
+    if let (Event::RunAccepted(_), Some(run), Some(command)) = (&envelope.event, envelope.run, envelope.cause)
         && run != RunId::derive(envelope.agent, command)
     {
         found.push("run id that its command does not give".to_owned());
@@ -201,11 +191,7 @@ impl Track {
 
     fn follow(&mut self, envelope: &EventEnvelope, found: &mut Vec<String>) {
         if envelope.sequence != self.sequence.next() {
-            found.push(format!(
-                "sequence {}, expected {}",
-                envelope.sequence,
-                self.sequence.next()
-            ));
+            found.push(format!("sequence {}, expected {}", envelope.sequence, self.sequence.next()));
         }
         if envelope.prev != Some(self.digest) {
             found.push("broken chain: `prev` is not the digest of the event before it".to_owned());
@@ -240,9 +226,7 @@ impl Track {
             if envelope.run_sequence.is_some() {
                 found.push("run sequence without a run".to_owned());
             }
-            if matches!(envelope.event, Event::AgentRemoved(_))
-                && self.runs.values().any(|run| !run.sealed)
-            {
+            if matches!(envelope.event, Event::AgentRemoved(_)) && self.runs.values().any(|run| !run.sealed) {
                 found.push("agent.removed while a run is open".to_owned());
             }
             return;
@@ -252,16 +236,11 @@ impl Track {
             found.push("second open run".to_owned());
         }
         if accepted == self.runs.contains_key(&run) {
-            found.push(
-                if accepted { "run accepted a second time" } else { "run that was never accepted" }
-                    .to_owned(),
-            );
+            found.push(if accepted { "run accepted a second time" } else { "run that was never accepted" }.to_owned());
         }
         let track = self.runs.entry(run).or_default();
         if envelope.run_sequence != Some(track.sequence.next()) {
-            let given = envelope
-                .run_sequence
-                .map_or_else(|| "none".to_owned(), |sequence| sequence.to_string());
+            let given = envelope.run_sequence.map_or_else(|| "none".to_owned(), |sequence| sequence.to_string());
             found.push(format!("run sequence {given}, expected {}", track.sequence.next()));
         }
         track.sequence = envelope.run_sequence.unwrap_or(track.sequence.next());

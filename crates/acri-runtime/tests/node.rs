@@ -169,8 +169,7 @@ impl Rig {
             let bus: SharedBus = Arc::new(bus.another());
             Box::pin(async move { Ok(bus) })
         });
-        let hooked =
-            Hooked { inner: ScriptedDriver::new(self.world.clone()), mishaps: Arc::clone(&self.mishaps) };
+        let hooked = Hooked { inner: ScriptedDriver::new(self.world.clone()), mishaps: Arc::clone(&self.mishaps) };
         let started = Node::start(config, connect, vec![Arc::new(hooked) as Arc<dyn Driver>]);
         tokio::time::timeout(PATIENCE, started).await.unwrap().unwrap()
     }
@@ -198,8 +197,7 @@ impl Rig {
     /// Waits for an event of the run.
     async fn event(&self, (agent, run): (AgentId, RunId), kind: &str) -> Event {
         let types = EventTypes::Only([kind.to_owned()].into());
-        let mut events =
-            self.client.events(EventSelection::Run(agent, run), types, EventsSince::Start, true);
+        let mut events = self.client.events(EventSelection::Run(agent, run), types, EventsSince::Start, true);
         let item = tokio::time::timeout(PATIENCE, events.next()).await.unwrap().unwrap().unwrap();
         let EventItem::Event(event) = item else { panic!("{item:?}") };
         event.envelope.event
@@ -232,11 +230,13 @@ impl Rig {
 
     async fn types(&self, agent: AgentId) -> Vec<String> {
         let mut events = self.bus.another().read_all(agent).await;
-        events.drain(..).map(|(subject, _)| match subject {
-            acri::Subject::Event(_, _, kind) => kind,
-            other => panic!("{other}"),
-        })
-        .collect()
+        events
+            .drain(..)
+            .map(|(subject, _)| match subject {
+                acri::Subject::Event(_, _, kind) => kind,
+                other => panic!("{other}"),
+            })
+            .collect()
     }
 
     async fn assert_history_is_sound(&self, agent: AgentId) {

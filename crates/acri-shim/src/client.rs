@@ -24,8 +24,7 @@ impl Client {
         let stream = wire::connect(dir)?;
         stream.set_read_timeout(Some(limit))?;
         stream.set_write_timeout(Some(limit))?;
-        let mut client =
-            Self { stream, decoder: Decoder::default(), pushed: VecDeque::new(), next_id: 1 };
+        let mut client = Self { stream, decoder: Decoder::default(), pushed: VecDeque::new(), next_id: 1 };
         match client.call(Op::Hello(Hello { version: wire::VERSION, token: token.clone() }))? {
             Body::Welcome(_) => Ok(client),
             _ => Err(io::ErrorKind::InvalidData.into()),
@@ -71,10 +70,8 @@ impl Client {
     pub fn receive(&mut self) -> io::Result<Reply> {
         let mut bytes = [0u8; 4096];
         loop {
-            if let Some(reply) = self
-                .decoder
-                .pop()
-                .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?
+            if let Some(reply) =
+                self.decoder.pop().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?
             {
                 return Ok(reply);
             }

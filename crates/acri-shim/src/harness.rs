@@ -68,19 +68,13 @@ impl<'a> Plan<'a> {
     /// Forks and executes the harness as a child of the calling process; it dies with it. Returns its process number.
     pub(crate) fn start(&self, cgroup_procs: Option<BorrowedFd<'_>>) -> io::Result<i32> {
         let (argv0, rest) = self.launch.argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
-        #[expect(
-            clippy::disallowed_methods,
-            reason = "this is the place where harnesses are spawned"
-        )]
+        #[expect(clippy::disallowed_methods, reason = "this is the place where harnesses are spawned")]
         let mut command = Command::new(&self.program);
         command.arg0(argv0).args(rest).env_clear();
         command.envs(self.launch.env.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::null());
-        command
-            .stdout(Stdio::from(self.stdout.try_clone()?))
-            .stderr(Stdio::from(self.stderr.try_clone()?));
-        let (cwd, parent, cgroup) =
-            (self.cwd.as_raw_fd(), getpid(), cgroup_procs.map(|fd| fd.as_raw_fd()));
+        command.stdout(Stdio::from(self.stdout.try_clone()?)).stderr(Stdio::from(self.stderr.try_clone()?));
+        let (cwd, parent, cgroup) = (self.cwd.as_raw_fd(), getpid(), cgroup_procs.map(|fd| fd.as_raw_fd()));
         let oom_score = self.oom_score.clone();
         let prepare = move || {
             setsid()?;
@@ -88,16 +82,10 @@ impl<'a> Plan<'a> {
             if getppid() != Some(parent) {
                 return Err(io::Error::from_raw_os_error(libc::ESRCH));
             }
-            #[expect(
-                unsafe_code,
-                reason = "both descriptors are open in the parent until spawn returns"
-            )]
-            let (cwd, cgroup) = unsafe {
-                (BorrowedFd::borrow_raw(cwd), cgroup.map(|fd| BorrowedFd::borrow_raw(fd)))
-            };
+            #[expect(unsafe_code, reason = "both descriptors are open in the parent until spawn returns")]
+            let (cwd, cgroup) = unsafe { (BorrowedFd::borrow_raw(cwd), cgroup.map(|fd| BorrowedFd::borrow_raw(fd))) };
             if let Some(cgroup) = cgroup {
-                rustix::io::write(cgroup, b"0")
-                    .map_err(|_| io::Error::from_raw_os_error(JOIN_REFUSED))?;
+                rustix::io::write(cgroup, b"0").map_err(|_| io::Error::from_raw_os_error(JOIN_REFUSED))?;
             }
             if let Some(score) = &oom_score {
                 restore_oom_score(score);
@@ -123,9 +111,7 @@ impl<'a> Plan<'a> {
             Some(JOIN_REFUSED) => return None,
             Some(libc::ENOENT | libc::ENOTDIR) => FailureKind::NotFound,
             Some(libc::EACCES | libc::EPERM) => FailureKind::Permission,
-            Some(libc::E2BIG | libc::EAGAIN | libc::ENOMEM | libc::EMFILE | libc::ENFILE) => {
-                FailureKind::Limits
-            }
+            Some(libc::E2BIG | libc::EAGAIN | libc::ENOMEM | libc::EMFILE | libc::ENFILE) => FailureKind::Limits,
             _ => FailureKind::Other,
         };
         Some(Failure::new(kind, format!("execute {}: {error}", self.program.display())))
@@ -134,22 +120,19 @@ impl<'a> Plan<'a> {
 
 /// Between fork and exec: system calls only. A harness must not inherit the shim's protection from the OOM killer.
 fn restore_oom_score(score: &[u8]) {
-    if let Ok(file) =
-        open(c"/proc/self/oom_score_adj", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
-    {
+    if let Ok(file) = open(c"/proc/self/oom_score_adj", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
         let _ = rustix::io::write(&file, score);
     }
 }
 
 fn open_cwd(cwd: &Path) -> Result<OwnedFd, Failure> {
-    let fail = |error: io::Error| {
-        Failure::new(FailureKind::Cwd, format!("working directory {}: {error}", cwd.display()))
-    };
+    let fail =
+        |error: io::Error| Failure::new(FailureKind::Cwd, format!("working directory {}: {error}", cwd.display()));
     if !cwd.is_absolute() {
         return Err(fail(io::Error::new(io::ErrorKind::InvalidInput, "is not an absolute path")));
     }
-    let fd = open(cwd, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-        .map_err(|e| fail(e.into()))?;
+    let fd =
+        open(cwd, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(|e| fail(e.into()))?;
     access(cwd, Access::EXEC_OK).map_err(|e| fail(e.into()))?;
     Ok(fd)
 }
@@ -162,12 +145,9 @@ fn resolve(launch: &Launch) -> Result<PathBuf, Failure> {
     };
     if name.contains('/') {
         let path = launch.cwd.join(name);
-        return check_program(&path)
-            .map(|()| path.clone())
-            .map_err(|kind| unusable(kind, &path.display()));
+        return check_program(&path).map(|()| path.clone()).map_err(|kind| unusable(kind, &path.display()));
     }
-    let given =
-        launch.env.iter().rev().find(|(key, _)| key == "PATH").map(|(_, value)| value.as_str());
+    let given = launch.env.iter().rev().find(|(key, _)| key == "PATH").map(|(_, value)| value.as_str());
     let mut kind = FailureKind::NotFound;
     for directory in given.unwrap_or(DEFAULT_PATH).split(':') {
         // An empty or relative entry counts from the working directory.
@@ -182,11 +162,7 @@ fn resolve(launch: &Launch) -> Result<PathBuf, Failure> {
 }
 
 fn unusable(kind: FailureKind, what: &dyn std::fmt::Display) -> Failure {
-    let why = if kind == FailureKind::Permission {
-        "is not permitted to be executed"
-    } else {
-        "does not exist"
-    };
+    let why = if kind == FailureKind::Permission { "is not permitted to be executed" } else { "does not exist" };
     Failure::new(kind, format!("program {what} {why}"))
 }
 

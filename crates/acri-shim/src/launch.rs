@@ -9,8 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 
 use crate::limits::{
-    LAUNCH_ANSWER, LAUNCH_BYTES_MAX, MESSAGE_BYTES_MAX, ORPHAN_AFTER, SEGMENT_BYTES,
-    SPOOL_BYTES_MAX, STOP_DRAIN,
+    LAUNCH_ANSWER, LAUNCH_BYTES_MAX, MESSAGE_BYTES_MAX, ORPHAN_AFTER, SEGMENT_BYTES, SPOOL_BYTES_MAX, STOP_DRAIN,
 };
 use crate::process::Process;
 use crate::rundir::{self, Isolation, Owner, Tier};
@@ -215,20 +214,14 @@ pub fn spawn(exe: &Path, launch: &Launch) -> Result<Spawned, SpawnError> {
     let token = Token::random().map_err(shim)?;
     let order = wire::encode(&Order { launch: check(launch)?.clone(), token: token.clone() });
     if order.len() > LAUNCH_BYTES_MAX {
-        let text =
-            format!("a launch of {} bytes exceeds the limit of {LAUNCH_BYTES_MAX}", order.len());
+        let text = format!("a launch of {} bytes exceeds the limit of {LAUNCH_BYTES_MAX}", order.len());
         return Err(SpawnError::Failed { kind: FailureKind::Limits, text });
     }
     // No pre_exec: the standard library can then use vfork, which a large node with many threads needs. The shim itself
     // makes its session, closes what it inherited and goes to the root directory.
     #[expect(clippy::disallowed_methods, reason = "this is the place where shims are spawned")]
     let mut command = Command::new(exe);
-    command
-        .arg(VERB)
-        .env_clear()
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null());
+    command.arg(VERB).env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(shim)?;
     match converse(&mut child, &order) {
         Ok(Answer::Ready(info)) => Ok(Spawned { child, token, info }),
@@ -270,9 +263,7 @@ fn converse(child: &mut Child, order: &[u8]) -> io::Result<Answer> {
     let mut decoder = Decoder::new(MESSAGE_BYTES_MAX);
     let mut bytes = [0u8; 4096];
     loop {
-        if let Some(answer) =
-            decoder.pop().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?
-        {
+        if let Some(answer) = decoder.pop().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))? {
             return Ok(answer);
         }
         let left = deadline.saturating_sub(sys::boot_ns());

@@ -35,11 +35,7 @@ impl Process {
         let fd = pidfd_open(pid, PidfdFlags::empty())?;
         // The number cannot be used again while the process behind the pidfd is not reaped; if it was reaped in between,
         // the start time read here is another one or the signal fails.
-        if Stat::read(self.pid)?.start == self.start {
-            Ok(fd)
-        } else {
-            Err(io::ErrorKind::NotFound.into())
-        }
+        if Stat::read(self.pid)?.start == self.start { Ok(fd) } else { Err(io::ErrorKind::NotFound.into()) }
     }
 
     /// Sends it a signal, if it still is this process.

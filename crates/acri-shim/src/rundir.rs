@@ -256,10 +256,7 @@ pub fn remove(dir: &Path) -> io::Result<()> {
         return Ok(());
     }
     if alive(dir)? {
-        return Err(io::Error::new(
-            io::ErrorKind::ResourceBusy,
-            format!("a shim lives in {}", dir.display()),
-        ));
+        return Err(io::Error::new(io::ErrorKind::ResourceBusy, format!("a shim lives in {}", dir.display())));
     }
     std::fs::remove_dir_all(dir)
 }
@@ -270,8 +267,7 @@ pub fn remove(dir: &Path) -> io::Result<()> {
 /// It may come a moment too late for that last look. So a caller whose launch succeeds in spite of it asks for the Kill
 /// over the socket as well, which is answered with `already`.
 pub fn latch_kill(dir: &Path, request: &KillRequest) -> io::Result<bool> {
-    let (temporary, bytes) =
-        (dir.join(format!(".kill.{}", std::process::id())), to_bytes(request)?);
+    let (temporary, bytes) = (dir.join(format!(".kill.{}", std::process::id())), to_bytes(request)?);
     write_new(&temporary, &bytes)?;
     let linked = std::fs::hard_link(&temporary, dir.join(KILL));
     std::fs::remove_file(&temporary)?;
@@ -288,10 +284,7 @@ pub fn latch_kill(dir: &Path, request: &KillRequest) -> io::Result<bool> {
 /// then fails with `TimedOut`.
 pub fn sweep(dir: &Path) -> io::Result<usize> {
     if alive(dir)? {
-        return Err(io::Error::new(
-            io::ErrorKind::ResourceBusy,
-            format!("a shim lives in {}", dir.display()),
-        ));
+        return Err(io::Error::new(io::ErrorKind::ResourceBusy, format!("a shim lives in {}", dir.display())));
     }
     match read::<Meta>(dir, META)? {
         Some(meta) if meta.boot_id == process::boot_id()? => tree::sweep(&meta),
@@ -304,8 +297,7 @@ fn damaged(name: &str) -> io::Error {
 }
 
 fn to_bytes<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
-    rmp_serde::encode::to_vec_named(value)
-        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    rmp_serde::encode::to_vec_named(value).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
 pub(crate) fn read<T: DeserializeOwned>(dir: &Path, name: &str) -> io::Result<Option<T>> {
@@ -327,8 +319,7 @@ fn read_bytes(dir: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
 }
 
 fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file =
-        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
     file.write_all(bytes)
 }
 
@@ -344,8 +335,7 @@ impl Files {
     /// Takes the lock, or `None` if another shim has it. Waits a moment for a scan to let go.
     pub(crate) fn lock(dir: &Path) -> io::Result<Option<Self>> {
         let path = dir.join(LOCK);
-        let lock =
-            OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)?;
+        let lock = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)?;
         let deadline = sys::boot_ns() + tree::nanos(crate::limits::LOCK_WAIT);
         loop {
             match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
@@ -372,8 +362,7 @@ impl Files {
 
     pub(crate) fn write_bytes(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let temporary = self.dir.join(format!(".{name}.new"));
-        let written = write_new(&temporary, bytes)
-            .and_then(|()| std::fs::rename(&temporary, self.dir.join(name)));
+        let written = write_new(&temporary, bytes).and_then(|()| std::fs::rename(&temporary, self.dir.join(name)));
         if written.is_err() {
             let _ = std::fs::remove_file(&temporary);
         }

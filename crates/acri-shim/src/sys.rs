@@ -30,8 +30,7 @@ pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0u8; N];
     let mut filled = 0;
     while filled < N {
-        filled +=
-            rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())?;
+        filled += rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())?;
     }
     Ok(bytes)
 }
@@ -75,22 +74,14 @@ pub(crate) fn exit_now(code: i32) -> ! {
 /// Reaps a child with exit signal 0. True if it has ended (or was never there).
 pub(crate) fn reap_quiet_child(pid: Pid) -> bool {
     let mut status = 0;
-    #[expect(
-        unsafe_code,
-        reason = "__WCLONE is missing from the safe wrapper; the status pointer is valid"
-    )]
-    let got = unsafe {
-        libc::waitpid(pid.as_raw_nonzero().get(), &raw mut status, libc::__WCLONE | libc::WNOHANG)
-    };
+    #[expect(unsafe_code, reason = "__WCLONE is missing from the safe wrapper; the status pointer is valid")]
+    let got = unsafe { libc::waitpid(pid.as_raw_nonzero().get(), &raw mut status, libc::__WCLONE | libc::WNOHANG) };
     got != 0
 }
 
 /// Blocks SIGCHLD and returns a descriptor that becomes readable with it.
 pub(crate) fn child_signal_fd() -> io::Result<OwnedFd> {
-    #[expect(
-        unsafe_code,
-        reason = "signalfd has no safe wrapper in rustix; the set is initialised by sigemptyset"
-    )]
+    #[expect(unsafe_code, reason = "signalfd has no safe wrapper in rustix; the set is initialised by sigemptyset")]
     unsafe {
         let mut set = std::mem::zeroed::<libc::sigset_t>();
         libc::sigemptyset(&raw mut set);
@@ -120,13 +111,7 @@ pub(crate) fn default_signals() {
     unsafe {
         for signal in 1..=64 {
             // The kernel's call: the C library refuses to touch 32 and 33. Zeros are SIG_DFL, no flags, empty mask.
-            libc::syscall(
-                libc::SYS_rt_sigaction,
-                signal,
-                [0u64; 8].as_ptr(),
-                std::ptr::null::<u64>(),
-                8usize,
-            );
+            libc::syscall(libc::SYS_rt_sigaction, signal, [0u64; 8].as_ptr(), std::ptr::null::<u64>(), 8usize);
         }
         let mut set = std::mem::zeroed::<libc::sigset_t>();
         libc::sigemptyset(&raw mut set);
@@ -138,8 +123,7 @@ pub(crate) fn default_signals() {
 ///
 /// Only for a process that owns none of them in a live value: at start-up, and in forked stages that never return.
 pub(crate) fn close_others(keep: &[RawFd]) {
-    let mut sorted: Vec<u32> =
-        keep.iter().filter_map(|fd| u32::try_from(*fd).ok()).filter(|fd| *fd > 2).collect();
+    let mut sorted: Vec<u32> = keep.iter().filter_map(|fd| u32::try_from(*fd).ok()).filter(|fd| *fd > 2).collect();
     sorted.sort_unstable();
     let mut from = 3u32;
     for fd in sorted {
@@ -152,10 +136,7 @@ pub(crate) fn close_others(keep: &[RawFd]) {
 }
 
 fn close_span(first: u32, last: u32) {
-    #[expect(
-        unsafe_code,
-        reason = "see close_others: nothing in this process uses these descriptors any more"
-    )]
+    #[expect(unsafe_code, reason = "see close_others: nothing in this process uses these descriptors any more")]
     unsafe {
         libc::syscall(libc::SYS_close_range, first, last, 0u32);
     }
@@ -175,10 +156,7 @@ pub(crate) fn take_inherited(fd: RawFd) -> io::Result<OwnedFd> {
 pub(crate) fn null_stdio() -> io::Result<()> {
     let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
     for fd in 0..3 {
-        #[expect(
-            unsafe_code,
-            reason = "dup2 onto the standard descriptors, which std treats as always open"
-        )]
+        #[expect(unsafe_code, reason = "dup2 onto the standard descriptors, which std treats as always open")]
         let got = unsafe { libc::dup2(null.as_raw_fd(), fd) };
         if got < 0 {
             return Err(io::Error::last_os_error());
@@ -196,13 +174,7 @@ pub(crate) fn peer_uid(socket: BorrowedFd<'_>) -> io::Result<u32> {
         reason = "rustix's own wrapper cannot express a peer of another pid namespace, whose number is 0"
     )]
     let got = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut cred).cast(),
-            &raw mut len,
-        )
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut cred).cast(), &raw mut len)
     };
     if got == 0 { Ok(cred.uid) } else { Err(io::Error::last_os_error()) }
 }

@@ -300,9 +300,7 @@ pub struct Refused {
 pub fn encode<T: Serialize>(message: &T) -> Vec<u8> {
     let mut bytes = vec![0u8; 4];
     let mut serializer = rmp_serde::Serializer::new(&mut bytes).with_struct_map();
-    message
-        .serialize(&mut serializer)
-        .expect("the messages have no map keys or lengths that MessagePack cannot take");
+    message.serialize(&mut serializer).expect("the messages have no map keys or lengths that MessagePack cannot take");
     let len = u32::try_from(bytes.len() - 4).expect("a message is far smaller than 4 GiB");
     bytes[..4].copy_from_slice(&len.to_le_bytes());
     bytes
@@ -411,10 +409,7 @@ mod tests {
 
     #[test]
     fn messages_come_out_whole_from_any_split() {
-        let first = Request {
-            id: 1,
-            op: Op::Release(Release { epoch: 3, offset: 9, token: vec![0, 255, 7] }),
-        };
+        let first = Request { id: 1, op: Op::Release(Release { epoch: 3, offset: 9, token: vec![0, 255, 7] }) };
         let second = Request { id: 2, op: Op::Status };
         let bytes = [encode(&first), encode(&second)].concat();
         for size in 1..bytes.len() {
@@ -445,21 +440,10 @@ mod tests {
             Watch { offset: u64, speed: u8 },
         }
         let mut decoder = Decoder::default();
-        decoder.push(&encode(&Later {
-            id: 4,
-            extra: 1,
-            op: LaterOp::Teleport { to: "x".to_owned() },
-        }));
-        decoder.push(&encode(&Later {
-            id: 5,
-            extra: 1,
-            op: LaterOp::Watch { offset: 2, speed: 3 },
-        }));
+        decoder.push(&encode(&Later { id: 4, extra: 1, op: LaterOp::Teleport { to: "x".to_owned() } }));
+        decoder.push(&encode(&Later { id: 5, extra: 1, op: LaterOp::Watch { offset: 2, speed: 3 } }));
         assert_eq!(decoder.pop().expect("valid"), Some(Request { id: 4, op: Op::Unknown }));
-        assert_eq!(
-            decoder.pop().expect("valid"),
-            Some(Request { id: 5, op: Op::Watch(Watch { offset: 2 }) })
-        );
+        assert_eq!(decoder.pop().expect("valid"), Some(Request { id: 5, op: Op::Watch(Watch { offset: 2 }) }));
     }
 
     #[test]

@@ -129,9 +129,7 @@ impl Seen {
                 self.lost.get_or_insert((reason, message, now));
             }
             Report::StopDelivered => self.stop_delivered = true,
-            Report::LogsDone { count, chain, gap } => {
-                self.logs = Some(RunLogsSealed { count, chain, gap })
-            }
+            Report::LogsDone { count, chain, gap } => self.logs = Some(RunLogsSealed { count, chain, gap }),
             Report::Derived(..) => {}
         }
     }
@@ -161,10 +159,7 @@ impl Seen {
 
     /// Whether no harness is there (any more).
     fn gone(&self) -> bool {
-        self.exited.is_some()
-            || self.lost.is_some()
-            || self.not_started.is_some()
-            || self.never_started
+        self.exited.is_some() || self.lost.is_some() || self.not_started.is_some() || self.never_started
     }
 
     /// Until when decisions wait for the claim of what an earlier owner left:
@@ -227,11 +222,7 @@ pub fn due(agent: &Agent, run: &Run, seen: &Seen, now: Timestamp) -> Owed {
     if run.sealed {
         return Owed::default();
     }
-    Owed {
-        event: event(agent, run, seen, now),
-        wants: wants(run, seen, now),
-        wake: wake(run, seen, now),
-    }
+    Owed { event: event(agent, run, seen, now), wants: wants(run, seen, now), wake: wake(run, seen, now) }
 }
 
 fn event(agent: &Agent, run: &Run, seen: &Seen, now: Timestamp) -> Option<Draft> {
@@ -240,10 +231,7 @@ fn event(agent: &Agent, run: &Run, seen: &Seen, now: Timestamp) -> Option<Draft>
     }
     if seen.history_lost {
         let message = "the event stream lost acknowledged events".to_owned();
-        return Some(Draft::of_run(
-            run.id,
-            RunFailed { reason: FailReason::HistoryLost, message, exit: None },
-        ));
+        return Some(Draft::of_run(run.id, RunFailed { reason: FailReason::HistoryLost, message, exit: None }));
     }
     if let Some(started) = &seen.started
         && !run.started
@@ -311,13 +299,7 @@ fn wants(run: &Run, seen: &Seen, now: Timestamp) -> Vec<Want> {
     }
     let alive = run.end.is_none() && run.kill.is_none();
     let unspawned = seen.never_started || (!seen.adopted && seen.spawned_at.is_none());
-    if alive
-        && unspawned
-        && !run.started
-        && run.stop.is_none()
-        && !seen.start_timed_out
-        && !seen.history_lost
-    {
+    if alive && unspawned && !run.started && run.stop.is_none() && !seen.start_timed_out && !seen.history_lost {
         wants.push(Want::Spawn);
     }
     if let Some(stop) = &run.stop
@@ -381,10 +363,9 @@ impl Want {
     pub fn effect(self, run: &Run, epoch: Epoch) -> Effect {
         match self {
             Self::Attach => Effect::Attach { epoch },
-            Self::Spawn => Effect::Spawn {
-                task: run.task.clone().unwrap_or_else(|| Payload::text(String::new())),
-                epoch,
-            },
+            Self::Spawn => {
+                Effect::Spawn { task: run.task.clone().unwrap_or_else(|| Payload::text(String::new())), epoch }
+            }
             Self::Stop(command) => Effect::Stop { command, epoch },
             Self::Pump => Effect::Pump { epoch },
             Self::Kill(why) => kill_effect(why, run, epoch),
@@ -398,12 +379,8 @@ fn kill_effect(why: KillWhy, run: &Run, epoch: Epoch) -> Effect {
     let start = run.command.unwrap_or_else(|| CommandId::from_uuid(*run.id.as_uuid()));
     let principal = run.principal.clone().unwrap_or_default();
     let (command, principal, reason) = match (why, &run.kill, &run.stop) {
-        (KillWhy::Requested, Some(kill), _) => {
-            (kill.command, kill.principal.clone(), kill.reason.clone())
-        }
-        (KillWhy::GraceExpired, _, Some(stop)) => {
-            (stop.command, stop.principal.clone(), stop.reason.clone())
-        }
+        (KillWhy::Requested, Some(kill), _) => (kill.command, kill.principal.clone(), kill.reason.clone()),
+        (KillWhy::GraceExpired, _, Some(stop)) => (stop.command, stop.principal.clone(), stop.reason.clone()),
         (KillWhy::StartTimedOut, ..) => (start, principal, "it did not begin in time".to_owned()),
         _ => (start, principal, "its run has ended without it".to_owned()),
     };

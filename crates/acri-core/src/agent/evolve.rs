@@ -7,9 +7,7 @@ use super::{Accepted, AcceptedOrder, Agent, End, Kill, Last, Owner, Removal, Run
 use crate::appender::Stored;
 use acri::{
     Event, EventEnvelope, RunId, RunState, StreamSeq, Timestamp, codec,
-    event::{
-        AgentCreated, ExitStatus, KillCause, RunAccepted, RunFailed, RunKilled, RunStopRequested,
-    },
+    event::{AgentCreated, ExitStatus, KillCause, RunAccepted, RunFailed, RunKilled, RunStopRequested},
     id::{EventSeq, Sha256Digest},
     limits::COMMAND_AGE_MAX,
     status::Termination,
@@ -42,14 +40,8 @@ pub enum FoldError {
 /// When a command id is too old to be repeated: the end of its memory. An id
 /// without a time counts from when it was accepted.
 fn forgotten_after(command: acri::CommandId, accepted: Timestamp) -> Timestamp {
-    let minted = command
-        .millis()
-        .and_then(|millis| i64::try_from(millis).ok())
-        .and_then(|ms| ms.checked_mul(1000));
-    minted
-        .map_or(accepted, Timestamp::from_micros)
-        .plus(COMMAND_AGE_MAX)
-        .plus(Duration::from_millis(1))
+    let minted = command.millis().and_then(|millis| i64::try_from(millis).ok()).and_then(|ms| ms.checked_mul(1000));
+    minted.map_or(accepted, Timestamp::from_micros).plus(COMMAND_AGE_MAX).plus(Duration::from_millis(1))
 }
 
 /// The digest by which a repeated task is told from another one.
@@ -63,9 +55,7 @@ impl Agent {
     ///
     /// # Errors
     /// The first event that cannot be folded.
-    pub fn fold<'a>(
-        history: impl IntoIterator<Item = &'a Stored>,
-    ) -> Result<Option<Self>, FoldError> {
+    pub fn fold<'a>(history: impl IntoIterator<Item = &'a Stored>) -> Result<Option<Self>, FoldError> {
         let mut agent: Option<Self> = None;
         for stored in history {
             match &mut agent {
@@ -83,9 +73,7 @@ impl Agent {
     pub(crate) fn first(stored: &Stored) -> Result<Self, FoldError> {
         let envelope = decode(stored)?;
         let unfit = |problem: &str| Err(unfit(stored, &envelope, problem));
-        let Event::AgentCreated(AgentCreated { spec, capabilities, working_directory }) =
-            &envelope.event
-        else {
+        let Event::AgentCreated(AgentCreated { spec, capabilities, working_directory }) = &envelope.event else {
             return unfit("is the agent's first event and not agent.created");
         };
         if envelope.sequence != EventSeq(1) || envelope.prev.is_some() || envelope.epoch.0 == 0 {
@@ -121,8 +109,7 @@ impl Agent {
             .and_then(|()| self.apply(&envelope))
             .map_err(|problem| unfit(stored, &envelope, &problem))?;
         self.last = last_of(stored, &envelope);
-        self.accepted
-            .retain(|command, accepted| envelope.time <= forgotten_after(*command, accepted.at));
+        self.accepted.retain(|command, accepted| envelope.time <= forgotten_after(*command, accepted.at));
         Ok(())
     }
 
@@ -147,10 +134,7 @@ impl Agent {
                 return Err(format!("claims epoch {} after {}", envelope.epoch, self.owner.epoch));
             }
         } else if envelope.epoch != self.owner.epoch {
-            return Err(format!(
-                "bears epoch {}, the owner's is {}",
-                envelope.epoch, self.owner.epoch
-            ));
+            return Err(format!("bears epoch {}, the owner's is {}", envelope.epoch, self.owner.epoch));
         }
         Ok(())
     }
@@ -220,9 +204,7 @@ impl Agent {
             let known = run.sources.entry(source.stream).or_insert(source);
             *known = source.max(*known);
         }
-        if let Event::RunStopRequested(RunStopRequested { reason, deadline, on_expiry }) =
-            &envelope.event
-        {
+        if let Event::RunStopRequested(RunStopRequested { reason, deadline, on_expiry }) = &envelope.event {
             let (reason, on_expiry, deadline) = (reason.clone(), *on_expiry, *deadline);
             self.remember(envelope, AcceptedOrder::Stop { run: id, reason, on_expiry, deadline });
         }
@@ -232,12 +214,7 @@ impl Agent {
         Ok(())
     }
 
-    fn accept(
-        &mut self,
-        id: RunId,
-        data: &RunAccepted,
-        envelope: &EventEnvelope,
-    ) -> Result<(), String> {
+    fn accept(&mut self, id: RunId, data: &RunAccepted, envelope: &EventEnvelope) -> Result<(), String> {
         if let Some(open) = self.open_run() {
             return Err(format!("begins run {id} while run {} is open", open.id));
         }
@@ -320,24 +297,17 @@ impl Run {
                 self.kill = Some(Kill { command, principal, reason: data.reason.clone() });
             }
             Event::RunCompleted(data) => {
-                self.end(
-                    RunState::Completed,
-                    End::new(Termination::Completed, None, data.exit, time),
-                );
+                self.end(RunState::Completed, End::new(Termination::Completed, None, data.exit, time));
             }
             Event::RunStopped(data) => {
-                let end =
-                    End::new(Termination::Stopped, Some(data.reason.clone()), data.exit, time);
+                let end = End::new(Termination::Stopped, Some(data.reason.clone()), data.exit, time);
                 self.end(RunState::Stopped, end);
             }
             Event::RunFailed(data) => self.fail(data, time),
             Event::RunKilled(data) => self.killed(data, time),
             Event::RunLogsSealed(_) => return Err("seals a run that has not ended".to_owned()),
             Event::EscalationRaised(_) | Event::Unknown { .. } => {}
-            Event::RunAccepted(_)
-            | Event::AgentCreated(_)
-            | Event::AgentAssigned(_)
-            | Event::AgentRemoved(_) => {
+            Event::RunAccepted(_) | Event::AgentCreated(_) | Event::AgentAssigned(_) | Event::AgentRemoved(_) => {
                 return Err("is the agent's own and names a run".to_owned());
             }
         }
@@ -371,11 +341,7 @@ impl Run {
         self.since = time;
     }
 
-    fn stop_requested(
-        &mut self,
-        data: &RunStopRequested,
-        envelope: &EventEnvelope,
-    ) -> Result<(), String> {
+    fn stop_requested(&mut self, data: &RunStopRequested, envelope: &EventEnvelope) -> Result<(), String> {
         let command = envelope.cause.ok_or("is a Stop without its command")?;
         self.stops.insert(command, data.reason.clone());
         self.stop = Some(Stop {
@@ -416,12 +382,7 @@ impl Run {
 }
 
 impl End {
-    fn new(
-        termination: Termination,
-        reason: Option<String>,
-        exit: Option<ExitStatus>,
-        at: Timestamp,
-    ) -> Self {
+    fn new(termination: Termination, reason: Option<String>, exit: Option<ExitStatus>, at: Timestamp) -> Self {
         Self { termination, failure: None, reason, exit, at }
     }
 }

@@ -16,8 +16,8 @@ pub(crate) use verdict::cut;
 
 use crate::appender::{Command, Creation, Me};
 use acri::{
-    AgentId, AgentSpec, CapabilitySet, CommandId, Epoch, EventId, Incarnation, NodeId, Payload,
-    RunId, RunState, StreamSeq, Timestamp,
+    AgentId, AgentSpec, CapabilitySet, CommandId, Epoch, EventId, Incarnation, NodeId, Payload, RunId, RunState,
+    StreamSeq, Timestamp,
     command::{AgentHandle, OnExpiry, RunHandle},
     event::{ExitStatus, FailReason, Source, WaitReason},
     id::{EventSeq, Sha256Digest},
@@ -180,8 +180,7 @@ impl Run {
     /// was silent, or the stream lost what happened.
     #[must_use]
     pub fn end_is_unproved(&self) -> bool {
-        let unproved =
-            |end: &End| matches!(end.failure, Some(FailReason::NodeLost | FailReason::HistoryLost));
+        let unproved = |end: &End| matches!(end.failure, Some(FailReason::NodeLost | FailReason::HistoryLost));
         self.is_open() && self.end.as_ref().is_some_and(unproved)
     }
 }

@@ -61,11 +61,7 @@ impl Run {
         if let Some(end) = &self.end {
             return end.reason.clone();
         }
-        let asked = self
-            .kill
-            .as_ref()
-            .map(|kill| &kill.reason)
-            .or(self.stop.as_ref().map(|stop| &stop.reason));
+        let asked = self.kill.as_ref().map(|kill| &kill.reason).or(self.stop.as_ref().map(|stop| &stop.reason));
         asked.cloned().or_else(|| self.waiting.map(|reason| reason.as_str().to_owned()))
     }
 }

@@ -8,8 +8,7 @@ use super::{
 use acri::{
     CommandId, Event,
     event::{
-        Checkpoint, ExitStatus, FailReason, KillCause, RunCompleted, RunFailed, RunKillRequested,
-        RunKilled, RunStopped,
+        Checkpoint, ExitStatus, FailReason, KillCause, RunCompleted, RunFailed, RunKillRequested, RunKilled, RunStopped,
     },
     limits::{PRINCIPAL_BYTES_MAX, REASON_BYTES_MAX},
     spec::Completion,
@@ -28,8 +27,7 @@ pub(super) fn verdict(agent: &Agent, run: &Run, seen: &Seen) -> Option<Draft> {
         let message = "it had started, and its holder knows nothing of it";
         return Some(Draft::of_run(run.id, failed(FailReason::HarnessLost, message, None)));
     }
-    let never = seen.never_started()
-        && (run.kill.is_some() || run.stop.is_some() || seen.start_timed_out());
+    let never = seen.never_started() && (run.kill.is_some() || run.stop.is_some() || seen.start_timed_out());
     if seen.not_started().is_none() && !never {
         return None;
     }
@@ -55,9 +53,7 @@ fn record<'a>(run: &'a Run, exited: &'a Exited) -> Record<'a> {
     match &exited.killed {
         None => Record::None,
         Some((command, ..)) if run.command == Some(*command) => Record::StartTimedOut,
-        Some(record) => {
-            run.stops.get(&record.0).map_or(Record::Kill(record), |reason| Record::Grace(reason))
-        }
+        Some(record) => run.stops.get(&record.0).map_or(Record::Kill(record), |reason| Record::Grace(reason)),
     }
 }
 
@@ -93,9 +89,7 @@ fn by_itself(agent: &Agent, run: &Run, seen: &Seen, exit: Option<ExitStatus>) ->
         None if success => RunCompleted { exit }.into(),
         None => {
             let message = match exit {
-                Some(ExitStatus { code: Some(0), .. }) => {
-                    "status 0, and no record said that it completed".to_owned()
-                }
+                Some(ExitStatus { code: Some(0), .. }) => "status 0, and no record said that it completed".to_owned(),
                 Some(ExitStatus { code: Some(code), .. }) => format!("status {code}"),
                 Some(ExitStatus { signal: Some(signal), .. }) => format!("signal {signal}"),
                 Some(ExitStatus { code: None, signal: None }) | None => "status unknown".to_owned(),

@@ -139,12 +139,7 @@ impl Appender {
         self.seen.values().filter_map(due::Seen::claiming_until).max()
     }
 
-    fn next_command(
-        &mut self,
-        kill: bool,
-        now: Timestamp,
-        out: &mut Vec<Output>,
-    ) -> Option<(Purpose, Draft)> {
+    fn next_command(&mut self, kill: bool, now: Timestamp, out: &mut Vec<Output>) -> Option<(Purpose, Draft)> {
         loop {
             let queue = if kill { &mut self.kills } else { &mut self.commands };
             let (asker, command) = queue.pop_front()?;
@@ -174,8 +169,7 @@ impl Appender {
 
     /// A repeat is answered even while another event is under way.
     fn answer_known_derived(&mut self, out: &mut Vec<Output>) {
-        while let Some((run, source)) = self.derived.front().map(|(run, source, _)| (*run, *source))
-        {
+        while let Some((run, source)) = self.derived.front().map(|(run, source, _)| (*run, *source)) {
             if !self.is_known(run, source) {
                 return;
             }
@@ -186,9 +180,7 @@ impl Appender {
 
     fn is_known(&self, run: RunId, source: Source) -> bool {
         let run = self.agent.run(run);
-        run.is_none_or(|run| {
-            run.sealed || run.sources.get(&source.stream).is_some_and(|known| source <= *known)
-        })
+        run.is_none_or(|run| run.sealed || run.sources.get(&source.stream).is_some_and(|known| source <= *known))
     }
 
     /// Only what a harness's output can tell becomes an event, once, and only
@@ -221,17 +213,11 @@ impl Appender {
         if self.life == Life::Halted {
             return;
         }
-        let runs = self
-            .seen
-            .iter()
-            .filter_map(|(id, seen)| due::due(&self.agent, self.agent.run(*id)?, seen, now).wake);
+        let runs =
+            self.seen.iter().filter_map(|(id, seen)| due::due(&self.agent, self.agent.run(*id)?, seen, now).wake);
         let killers = self.killers.iter().map(|killer| killer.until);
-        let wish = runs
-            .chain(killers)
-            .chain(self.retry_at)
-            .chain(self.claiming_until())
-            .filter(|time| *time > now)
-            .min();
+        let wish =
+            runs.chain(killers).chain(self.retry_at).chain(self.claiming_until()).filter(|time| *time > now).min();
         if wish != self.wish {
             self.wish = wish;
             out.extend(wish.map(Output::WakeAt));

@@ -1,12 +1,9 @@
 //! What goes into the machine and what comes out of it.
 
 use acri::{
-    AgentId, AgentSpec, AgentStatus, CapabilitySet, CommandId, ErrorBody, Event, EventId,
-    HarnessType, Incarnation, NodeId, Payload, RunId, StreamSeq, Subject, Timestamp,
-    command::{
-        AgentHandle, CreateAgent, KillAck, RemoveAck, RemoveAgent, RunHandle, StartRun, StopAck,
-        StopRun,
-    },
+    AgentId, AgentSpec, AgentStatus, CapabilitySet, CommandId, ErrorBody, Event, EventId, HarnessType, Incarnation,
+    NodeId, Payload, RunId, StreamSeq, Subject, Timestamp,
+    command::{AgentHandle, CreateAgent, KillAck, RemoveAck, RemoveAgent, RunHandle, StartRun, StopAck, StopRun},
     event::{ExitStatus, FailReason, Source},
     id::{Epoch, LogSeq, Sha256Digest},
 };

@@ -16,9 +16,7 @@ mod step;
 #[cfg(test)]
 mod tests;
 
-pub use message::{
-    Answer, Asker, Command, Creation, Effect, Halt, Input, Me, Order, Output, Report, Stored, Token,
-};
+pub use message::{Answer, Asker, Command, Creation, Effect, Halt, Input, Me, Order, Output, Report, Stored, Token};
 
 use crate::agent::{
     Agent, FoldError,
@@ -134,13 +132,7 @@ impl Appender {
     /// If the agent turns out to exist, by the same command: its handle is the
     /// answer, and [`Halt::NotOurs`] follows. It follows any refusal, too:
     /// there is then no agent to serve.
-    pub fn create(
-        me: Me,
-        creation: Creation,
-        asker: Asker,
-        command: Command,
-        ctx: Ctx<'_>,
-    ) -> (Self, Vec<Output>) {
+    pub fn create(me: Me, creation: Creation, asker: Asker, command: Command, ctx: Ctx<'_>) -> (Self, Vec<Output>) {
         let event = AgentCreated {
             spec: creation.spec.clone(),
             capabilities: creation.capabilities.clone(),
@@ -177,12 +169,7 @@ impl Appender {
     ///
     /// # Errors
     /// [`Halt::Bug`] if the history cannot be folded, or has no event.
-    pub fn adopt(
-        me: Me,
-        history: &[Stored],
-        history_lost: bool,
-        ctx: Ctx<'_>,
-    ) -> Result<(Self, Vec<Output>), Halt> {
+    pub fn adopt(me: Me, history: &[Stored], history_lost: bool, ctx: Ctx<'_>) -> Result<(Self, Vec<Output>), Halt> {
         let agent = Agent::fold(history)
             .map_err(bug)?
             .ok_or_else(|| Halt::Bug("there is no event of this agent".to_owned()))?;
@@ -244,8 +231,7 @@ impl Appender {
     /// Whether a result with this token would be taken in.
     #[must_use]
     pub fn awaits(&self, token: Token) -> bool {
-        self.slot.as_ref().is_some_and(|slot| slot.token == token)
-            || self.effects.values().any(|held| *held == token)
+        self.slot.as_ref().is_some_and(|slot| slot.token == token) || self.effects.values().any(|held| *held == token)
     }
 
     /// A digest of all that decides what this machine will do: two machines

@@ -1,9 +1,6 @@
 //! The one event under way: sent, repeated, looked for, settled.
 
-use super::{
-    Answer, Appender, Asker, Command, Ctx, Halt, Life, Order, Output, REFUSED_RETRY, Stored, Token,
-    bug,
-};
+use super::{Answer, Appender, Asker, Command, Ctx, Halt, Life, Order, Output, REFUSED_RETRY, Stored, Token, bug};
 use crate::agent::{
     Agent,
     decide::{self, Decided, Draft},
@@ -11,8 +8,7 @@ use crate::agent::{
     due::Seen,
 };
 use acri::{
-    ErrorBody, ErrorCode, Event, EventEnvelope, EventId, RunId, StreamSeq, Subject, Timestamp,
-    codec,
+    ErrorBody, ErrorCode, Event, EventEnvelope, EventId, RunId, StreamSeq, Subject, Timestamp, codec,
     event::Source,
     id::EventSeq,
     limits::{EVENT_BODY_BYTES_MAX, KILL_PROOF_MAX},
@@ -55,8 +51,7 @@ impl Appender {
     ) -> Result<(), ErrorBody> {
         let creating = self.life == Life::Creating;
         let last = *self.agent.last();
-        let run_sequence =
-            draft.run.map(|run| self.agent.run(run).map_or(EventSeq(1), |run| run.sequence.next()));
+        let run_sequence = draft.run.map(|run| self.agent.run(run).map_or(EventSeq(1), |run| run.sequence.next()));
         let time = ctx.now.max(last.time);
         let envelope = EventEnvelope {
             id: (ctx.mint)(),
@@ -74,26 +69,14 @@ impl Appender {
             prev: (!creating).then_some(last.digest),
             event: draft.event,
         };
-        let bytes = codec::to_msgpack(&envelope)
-            .map_err(|error| ErrorBody::new(ErrorCode::Internal, error.to_string()))?;
+        let bytes =
+            codec::to_msgpack(&envelope).map_err(|error| ErrorBody::new(ErrorCode::Internal, error.to_string()))?;
         if bytes.len() > EVENT_BODY_BYTES_MAX {
             return Err(too_large(bytes.len(), &envelope.event));
         }
-        let subject =
-            Subject::Event(envelope.agent, envelope.run, envelope.event.type_name().to_owned());
+        let subject = Subject::Event(envelope.agent, envelope.run, envelope.event.type_name().to_owned());
         let (id, expect, token) = (envelope.id, last.seq, self.token());
-        let slot = Slot {
-            token,
-            purpose,
-            id,
-            subject,
-            expect,
-            bytes,
-            time,
-            attempt: 0,
-            unsure: false,
-            reading: false,
-        };
+        let slot = Slot { token, purpose, id, subject, expect, bytes, time, attempt: 0, unsure: false, reading: false };
         out.push(slot.append());
         self.slot = Some(slot);
         Ok(())
@@ -108,13 +91,7 @@ impl Appender {
         slot
     }
 
-    pub(super) fn appended(
-        &mut self,
-        token: Token,
-        seq: StreamSeq,
-        now: Timestamp,
-        out: &mut Vec<Output>,
-    ) {
+    pub(super) fn appended(&mut self, token: Token, seq: StreamSeq, now: Timestamp, out: &mut Vec<Output>) {
         if let Some(slot) = self.taken(token, false) {
             let stored = Stored { seq, time: slot.time, bytes: slot.bytes.clone() };
             match self.fold(&stored) {
@@ -146,21 +123,13 @@ impl Appender {
 
     /// Certainly not stored, unless an earlier attempt's outcome is unknown:
     /// then only that event can settle the slot.
-    pub(super) fn refused(
-        &mut self,
-        token: Token,
-        error: ErrorBody,
-        now: Timestamp,
-        out: &mut Vec<Output>,
-    ) {
+    pub(super) fn refused(&mut self, token: Token, error: ErrorBody, now: Timestamp, out: &mut Vec<Output>) {
         let Some(slot) = self.taken(token, false) else { return };
         if slot.unsure {
             return self.repeat(slot, out);
         }
         match slot.purpose {
-            Purpose::Command(asker, _) if self.life == Life::Creating => {
-                self.refuse_creation(asker, error, out)
-            }
+            Purpose::Command(asker, _) if self.life == Life::Creating => self.refuse_creation(asker, error, out),
             Purpose::Command(asker, _) => out.push(Output::Reply(asker, Answer::Refused(error))),
             Purpose::Derived(run, source, event) => {
                 self.derived.push_front((run, source, event));
@@ -229,31 +198,21 @@ impl Appender {
         if let Some(at) = ours
             && new[at].bytes != slot.bytes
         {
-            return Err(Halt::Bug(format!(
-                "event {} is stored with other bytes than were sent",
-                slot.id
-            )));
+            return Err(Halt::Bug(format!("event {} is stored with other bytes than were sent", slot.id)));
         }
         if self.life == Life::Creating && ours.is_none() {
             let history = new.iter().copied();
             let agent = Agent::fold(history).map_err(bug)?;
             return agent.map(|agent| Found::Foreign(Box::new(agent))).ok_or(Halt::NotOurs);
         }
-        let foreign = || {
-            events.iter().enumerate().filter(|(at, _)| Some(*at) != ours).map(|(_, event)| event)
-        };
+        let foreign = || events.iter().enumerate().filter(|(at, _)| Some(*at) != ours).map(|(_, event)| event);
         let newest = foreign().map(|event| event.epoch).max();
         let unclaimed = matches!(slot.purpose, Purpose::Claim) && ours.is_none();
-        if let Some(by) =
-            newest.filter(|epoch| *epoch > self.epoch || (unclaimed && *epoch == self.epoch))
-        {
+        if let Some(by) = newest.filter(|epoch| *epoch > self.epoch || (unclaimed && *epoch == self.epoch)) {
             return Err(Halt::Fenced { by });
         }
         if let Some(event) = foreign().find(|event| event.epoch == self.epoch) {
-            return Err(Halt::Bug(format!(
-                "event {} bears epoch {} and is not ours",
-                event.id, self.epoch
-            )));
+            return Err(Halt::Bug(format!("event {} bears epoch {} and is not ours", event.id, self.epoch)));
         }
         for stored in new {
             self.fold(stored)?;
@@ -277,8 +236,7 @@ impl Appender {
                 let history_lost = matches!(self.life, Life::Claiming { history_lost: true });
                 self.life = Life::Owner;
                 let open = self.agent.runs().values().filter(|run| run.is_open());
-                self.seen =
-                    open.map(|run| (run.id, Seen::adopted(run, history_lost, now))).collect();
+                self.seen = open.map(|run| (run.id, Seen::adopted(run, history_lost, now))).collect();
             }
             Purpose::Command(asker, command) => {
                 if self.life == Life::Creating {
@@ -294,13 +252,7 @@ impl Appender {
     }
 
     /// The answer follows from the state with the command's event in it.
-    fn acknowledge(
-        &mut self,
-        asker: Asker,
-        command: &Command,
-        now: Timestamp,
-        out: &mut Vec<Output>,
-    ) {
+    fn acknowledge(&mut self, asker: Asker, command: &Command, now: Timestamp, out: &mut Vec<Output>) {
         match decide::known(&self.agent, command) {
             Some(Ok(Decided::Known(answer))) => out.push(Output::Reply(asker, answer)),
             Some(Ok(Decided::Awaits(run))) => self.wait_for_end(asker, run, now, out),
@@ -324,13 +276,7 @@ impl Appender {
     }
 
     /// Somebody waits for the end of a run that is killed.
-    pub(super) fn wait_for_end(
-        &mut self,
-        asker: Asker,
-        run: RunId,
-        now: Timestamp,
-        out: &mut Vec<Output>,
-    ) {
+    pub(super) fn wait_for_end(&mut self, asker: Asker, run: RunId, now: Timestamp, out: &mut Vec<Output>) {
         if self.killers.len() >= acri::limits::COMMANDS_WAITING_MAX {
             out.push(Output::Reply(asker, Answer::Killed(self.kill_ack(run))));
         } else {
@@ -341,12 +287,8 @@ impl Appender {
     /// Forgets what was seen of runs that are sealed.
     fn sweep(&mut self, out: &mut Vec<Output>) {
         let agent = &self.agent;
-        let sealed: Vec<RunId> = self
-            .seen
-            .keys()
-            .copied()
-            .filter(|run| agent.run(*run).is_none_or(|run| run.sealed))
-            .collect();
+        let sealed: Vec<RunId> =
+            self.seen.keys().copied().filter(|run| agent.run(*run).is_none_or(|run| run.sealed)).collect();
         for run in sealed {
             self.seen.remove(&run);
             self.effects.retain(|(of, _), _| *of != run);
@@ -410,8 +352,6 @@ fn too_large(bytes: usize, event: &Event) -> ErrorBody {
         "run.accepted" => "task",
         _ => "reason",
     };
-    let text = format!(
-        "field `{field}` makes an event of {bytes} bytes, more than {EVENT_BODY_BYTES_MAX}"
-    );
+    let text = format!("field `{field}` makes an event of {bytes} bytes, more than {EVENT_BODY_BYTES_MAX}");
     ErrorBody { field: Some(field.to_owned()), ..ErrorBody::new(ErrorCode::TooLarge, text) }
 }

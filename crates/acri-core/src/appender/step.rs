@@ -1,8 +1,6 @@
 //! Taking in what happens.
 
-use super::{
-    Answer, Appender, Asker, Command, Ctx, DERIVED_WAITING_MAX, Input, Life, Order, Output, Report,
-};
+use super::{Answer, Appender, Asker, Command, Ctx, DERIVED_WAITING_MAX, Input, Life, Order, Output, Report};
 use crate::agent::decide::{self, Decided};
 use acri::{ErrorBody, ErrorCode, RunId, Timestamp, limits::COMMANDS_WAITING_MAX};
 
@@ -50,25 +48,15 @@ impl Appender {
         if matches!(command.order, Order::Status(_)) {
             let answer = match decide::decide(&self.agent, &command, now) {
                 Ok(Decided::Known(answer)) => answer,
-                Ok(_) => Answer::Refused(ErrorBody::new(
-                    ErrorCode::Internal,
-                    "a question was taken for an order",
-                )),
+                Ok(_) => Answer::Refused(ErrorBody::new(ErrorCode::Internal, "a question was taken for an order")),
                 Err(error) => Answer::Refused(error),
             };
             return out.push(Output::Reply(asker, answer));
         }
-        let queue = if matches!(command.order, Order::Kill(..)) {
-            &mut self.kills
-        } else {
-            &mut self.commands
-        };
+        let queue = if matches!(command.order, Order::Kill(..)) { &mut self.kills } else { &mut self.commands };
         if queue.len() >= COMMANDS_WAITING_MAX {
             let text = format!("{COMMANDS_WAITING_MAX} commands wait for this agent already");
-            out.push(Output::Reply(
-                asker,
-                Answer::Refused(ErrorBody::new(ErrorCode::ResourceExhausted, text)),
-            ));
+            out.push(Output::Reply(asker, Answer::Refused(ErrorBody::new(ErrorCode::ResourceExhausted, text))));
         } else {
             queue.push_back((asker, command));
         }

@@ -397,14 +397,12 @@ impl Writer {
 
     /// Cuts the next frame while one is in flight, if it would be full.
     fn prepare(&mut self) {
-        let (Phase::Publishing(_), Some(flight), None) = (self.phase, &self.flight, &self.ready)
-        else {
+        let (Phase::Publishing(_), Some(flight), None) = (self.phase, &self.flight, &self.ready) else {
             return;
         };
         let frame_bytes_max = self.limits.frame_bytes_max;
         if self.pending.is_frame_full(frame_bytes_max) {
-            self.ready =
-                cut(&mut self.pending, self.agent, self.run, &flight.token, frame_bytes_max);
+            self.ready = cut(&mut self.pending, self.agent, self.run, &flight.token, frame_bytes_max);
         }
     }
 
@@ -426,13 +424,7 @@ impl Writer {
 }
 
 /// A frame of what is pending, to follow `base`.
-fn cut(
-    pending: &mut Pending,
-    agent: AgentId,
-    run: RunId,
-    base: &ResumeToken,
-    bytes_max: usize,
-) -> Option<Flight> {
+fn cut(pending: &mut Pending, agent: AgentId, run: RunId, base: &ResumeToken, bytes_max: usize) -> Option<Flight> {
     let cut = pending.cut(agent, run, base, bytes_max)?;
     let resume = packed(&cut.token);
     Some(Flight { bytes: cut.bytes, token: cut.token, resume, events: cut.events, attempt: 0 })

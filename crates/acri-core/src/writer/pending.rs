@@ -156,8 +156,7 @@ impl Pending {
 
     /// Whether a frame cut now would be as large as any cut later.
     pub(super) fn is_frame_full(&self, bytes_max: usize) -> bool {
-        self.encoded.len() >= bytes_max
-            && self.derived.iter().all(|derived| reaches(&self.stored, derived.source))
+        self.encoded.len() >= bytes_max && self.derived.iter().all(|derived| reaches(&self.stored, derived.source))
     }
 
     /// Takes a frame's worth of events off the front: as many as fit in

@@ -68,11 +68,7 @@ impl Connection {
         match self.stream.read(&mut bytes) {
             Ok(0) => self.broken = true,
             Ok(n) => self.decoder.push(&bytes[..n]),
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-                ) => {}
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
             Err(_) => self.broken = true,
         }
     }

@@ -123,9 +123,7 @@ impl Holder {
         for waiter in std::mem::take(&mut self.waiters) {
             let took_us = now.saturating_sub(waiter.since_ns) / 1000;
             let killed = Killed { already: waiter.already, processes: self.victims, took_us };
-            if let Some(connection) =
-                self.connections.iter_mut().find(|c| c.id == waiter.connection)
-            {
+            if let Some(connection) = self.connections.iter_mut().find(|c| c.id == waiter.connection) {
                 connection.send(waiter.request, Body::Killed(killed));
             }
         }
@@ -138,8 +136,7 @@ impl Holder {
         }
         let [stdout_bytes, stderr_bytes] = self.spool.streams();
         let ended = self.tree.ended();
-        let status =
-            ended.map(|ended| std::os::unix::process::ExitStatusExt::from_raw(ended.status));
+        let status = ended.map(|ended| std::os::unix::process::ExitStatusExt::from_raw(ended.status));
         let mut exit = Exit {
             reason: self.reason,
             leftovers: self.leftovers,
@@ -186,10 +183,8 @@ impl Holder {
             let taken = now.saturating_sub(since);
             now + (taken / 4).clamp(nanos(KILL_LOOK_MIN), nanos(KILL_LOOK_MAX))
         });
-        let leaving = self
-            .tree
-            .ended()
-            .filter(|_| !self.empty && self.killing_since_ns.is_none() && !self.stop_requested);
+        let leaving =
+            self.tree.ended().filter(|_| !self.empty && self.killing_since_ns.is_none() && !self.stop_requested);
         let leaving = leaving.map(|ended| ended.boot_ns + nanos(self.limits.stop_drain));
         [self.retry_at_ns, killing, leaving].into_iter().flatten().min()
     }

@@ -21,9 +21,7 @@ use crate::harness::{Failure, Plan};
 use crate::launch::{Answer, FailureKind, Info, Launch, Order};
 use crate::limits::{LAUNCH_BYTES_MAX, PIPE_BYTES};
 use crate::process::{self, Process};
-use crate::rundir::{
-    self, EXIT, FORMAT_VERSION, Files, KILL, META, Meta, OWNER, Phase, RESERVE, SECRET, SOCKET,
-};
+use crate::rundir::{self, EXIT, FORMAT_VERSION, Files, KILL, META, Meta, OWNER, Phase, RESERVE, SECRET, SOCKET};
 use crate::tree::{Place, Tree};
 use crate::wire::{self, Decoder};
 use crate::{spool, sys};
@@ -59,9 +57,7 @@ fn arrive() -> io::Result<(Order, OwnedFd, Option<Vec<u8>>)> {
     sys::close_others(&[]);
     let (input, answer) = (sys::take_inherited(0)?, sys::take_inherited(1)?);
     sys::null_stdio()?;
-    for signal in
-        [libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGPIPE, libc::SIGQUIT, libc::SIGXFSZ]
-    {
+    for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGPIPE, libc::SIGQUIT, libc::SIGXFSZ] {
         sys::ignore_signal(signal);
     }
     // Fails only if we lead a group already; then we are out of the terminal's reach as well.
@@ -71,9 +67,7 @@ fn arrive() -> io::Result<(Order, OwnedFd, Option<Vec<u8>>)> {
     let oom_score = protect_from_oom();
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     let mut bytes = Vec::new();
-    File::from(input)
-        .take(u64::try_from(LAUNCH_BYTES_MAX).unwrap_or(u64::MAX))
-        .read_to_end(&mut bytes)?;
+    File::from(input).take(u64::try_from(LAUNCH_BYTES_MAX).unwrap_or(u64::MAX)).read_to_end(&mut bytes)?;
     let mut decoder = Decoder::new(LAUNCH_BYTES_MAX);
     decoder.push(&bytes);
     let order = decoder.pop().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
@@ -92,10 +86,7 @@ fn prepare(order: &Order, oom_score: Option<Vec<u8>>) -> Result<Holder, Failure>
     let launch = &order.launch;
     let at_dir = |error: io::Error| Failure::at(&launch.dir, &error);
     let Some(files) = Files::lock(&launch.dir).map_err(at_dir)? else {
-        return Err(Failure::new(
-            FailureKind::AlreadyRunning,
-            format!("a shim lives in {}", launch.dir.display()),
-        ));
+        return Err(Failure::new(FailureKind::AlreadyRunning, format!("a shim lives in {}", launch.dir.display())));
     };
     if launch.dir.join(META).exists() || launch.dir.join(EXIT).exists() {
         let text = format!("a run was started in {} before", launch.dir.display());
@@ -129,10 +120,8 @@ fn occupy(order: &Order, files: Files, oom_score: Option<Vec<u8>>) -> Result<Hol
     if rundir::read::<rundir::KillRequest>(files.dir(), KILL).map_err(at_dir)?.is_some() {
         return Err(Failure::new(FailureKind::Killed, "a Kill was recorded before the start"));
     }
-    let label =
-        launch.dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let place =
-        Place { plan: &plan, cgroup_parent: launch.cgroup_parent.as_deref(), label: &label };
+    let label = launch.dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let place = Place { plan: &plan, cgroup_parent: launch.cgroup_parent.as_deref(), label: &label };
     let tree = Tree::start(&launch.tiers, &place)?;
     drop(plan);
     meta.phase = Phase::Running;

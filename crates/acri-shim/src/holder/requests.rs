@@ -8,8 +8,8 @@ use crate::limits::{KILL_WAITERS_MAX, RESUME_TOKEN_BYTES_MAX, TEXT_BYTES_MAX};
 use crate::rundir::{KillRequest, OWNER, Owner, TOKEN};
 use crate::sys;
 use crate::wire::{
-    self, Activity, Body, Kill, Killed, Op, Refusal, Refused, Release, Released, Request, Stale,
-    Status, Stop, Stopping, Welcome,
+    self, Activity, Body, Kill, Killed, Op, Refusal, Refused, Release, Released, Request, Stale, Status, Stop,
+    Stopping, Welcome,
 };
 
 impl Holder {
@@ -27,8 +27,7 @@ impl Holder {
             Op::Kill(kill) => return self.kill(index, request.id, kill),
             Op::Release(release) => self.release(&release),
             Op::Watch(watch) => {
-                self.connections[index].watching =
-                    Some(Watching { known: watch.offset, armed: true });
+                self.connections[index].watching = Some(Watching { known: watch.offset, armed: true });
                 Body::Done
             }
             // The shim ends by itself right after the exit is recorded, so whoever gets an answer is too early.
@@ -106,12 +105,7 @@ impl Holder {
     }
 
     fn activity(&self) -> Activity {
-        match (
-            self.exit.is_some(),
-            self.empty,
-            self.killing_since_ns.is_some(),
-            self.stop_requested,
-        ) {
+        match (self.exit.is_some(), self.empty, self.killing_since_ns.is_some(), self.stop_requested) {
             (true, ..) => Activity::Exited,
             (_, true, ..) => Activity::Draining,
             (_, _, true, _) => Activity::Killing,

@@ -265,9 +265,7 @@ impl Holder {
     /// Everything is recorded: hands out what clients have not taken yet, for a moment, and cleans up.
     fn depart(mut self) {
         let until = sys::boot_ns() + nanos(FAREWELL);
-        while self.connections.iter().any(|c| c.has_outgoing() && !c.broken)
-            && sys::boot_ns() < until
-        {
+        while self.connections.iter().any(|c| c.has_outgoing() && !c.broken) && sys::boot_ns() < until {
             crate::tree::pause();
             for connection in &mut self.connections {
                 connection.flush();

@@ -146,10 +146,7 @@ fn segment_starts(dir: &std::path::Path) -> std::io::Result<Vec<u64>> {
     let mut starts = Vec::new();
     for entry in std::fs::read_dir(dir)? {
         let name = entry?.file_name();
-        let digits = name
-            .to_str()
-            .and_then(|name| name.strip_prefix(PREFIX))
-            .filter(|digits| digits.len() == 20);
+        let digits = name.to_str().and_then(|name| name.strip_prefix(PREFIX)).filter(|digits| digits.len() == 20);
         if let Some(start) = digits.and_then(|digits| digits.parse().ok()) {
             starts.push(start);
         }

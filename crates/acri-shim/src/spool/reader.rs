@@ -227,11 +227,7 @@ impl Reader {
     }
 
     /// A record that is not whole: still being written if the shim lives, otherwise the end.
-    fn judge_tail(
-        &mut self,
-        scratch: &mut Scratch,
-        each: &mut impl FnMut(RecordRef<'_>),
-    ) -> io::Result<Progress> {
+    fn judge_tail(&mut self, scratch: &mut Scratch, each: &mut impl FnMut(RecordRef<'_>)) -> io::Result<Progress> {
         let followed = segment_starts(&self.dir)?.iter().any(|start| *start > self.offset);
         if rundir::alive(&self.dir)? && !followed {
             return Ok(Progress::CaughtUp);

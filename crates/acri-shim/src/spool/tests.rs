@@ -5,9 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use proptest::prelude::*;
 
-use super::{
-    Append, HEADER_BYTES, Progress, Reader, Scratch, Stream, Writer, segment_name, segment_starts,
-};
+use super::{Append, HEADER_BYTES, Progress, Reader, Scratch, Stream, Writer, segment_name, segment_starts};
 use crate::limits::RECORD_PAYLOAD_BYTES_MAX;
 use crate::rundir::Files;
 
@@ -25,12 +23,9 @@ fn written(segment_bytes: u64, records: &Payloads) -> (tempfile::TempDir, Writer
 
 /// Reads to the end in batches; records as (offset, next, stream, payload).
 fn read(dir: &Path, offset: u64, batch: usize) -> (Vec<Seen>, Progress) {
-    let (mut reader, mut scratch, mut records) =
-        (Reader::open(dir, offset), Scratch::default(), Vec::new());
+    let (mut reader, mut scratch, mut records) = (Reader::open(dir, offset), Scratch::default(), Vec::new());
     loop {
-        let each = |r: super::RecordRef<'_>| {
-            records.push((r.offset, r.next, r.stream, r.payload.to_vec()))
-        };
+        let each = |r: super::RecordRef<'_>| records.push((r.offset, r.next, r.stream, r.payload.to_vec()));
         match reader.read_batch(&mut scratch, batch, each).expect("read") {
             Progress::More => {}
             other => return (records, other),
@@ -58,10 +53,7 @@ fn an_empty_directory_is_caught_up_at_0_and_bad_beyond() {
 fn releasing_deletes_whole_segments_only_and_a_reader_behind_is_told() {
     let records: Payloads = (0..20).map(|i| (Stream::Stdout, vec![i; 100])).collect();
     let (dir, mut writer) = written(280, &records);
-    assert_eq!(
-        segment_starts(dir.path()).expect("list"),
-        [0, 280, 560, 840, 1120, 1400, 1680, 1960, 2240, 2520]
-    );
+    assert_eq!(segment_starts(dir.path()).expect("list"), [0, 280, 560, 840, 1120, 1400, 1680, 1960, 2240, 2520]);
     writer.release(600);
     assert_eq!(segment_starts(dir.path()).expect("list")[0], 560);
     writer.release(10);
@@ -78,12 +70,10 @@ fn releasing_deletes_whole_segments_only_and_a_reader_behind_is_told() {
 #[test]
 fn a_reader_that_waits_at_the_end_follows_the_writer_over_segments() {
     let (dir, mut writer) = written(100, &vec![(Stream::Stdout, vec![1; 90])]);
-    let (mut reader, mut scratch, mut seen) =
-        (Reader::open(dir.path(), 0), Scratch::default(), 0u64);
+    let (mut reader, mut scratch, mut seen) = (Reader::open(dir.path(), 0), Scratch::default(), 0u64);
     for i in 0..50 {
-        while reader.read_batch(&mut scratch, 1, |r| seen += u64::from(r.payload[0])).expect("read")
-            == Progress::More
-        {}
+        while reader.read_batch(&mut scratch, 1, |r| seen += u64::from(r.payload[0])).expect("read") == Progress::More {
+        }
         assert_eq!((seen, reader.offset()), (i + 1, writer.end()));
         if i % 3 == 0 {
             writer.release(reader.offset());
@@ -108,18 +98,14 @@ fn a_reader_beside_a_busy_writer_sees_every_record_once() {
                 writer.release(released.load(Ordering::Relaxed));
             }
         });
-        let (mut reader, mut scratch, mut expected) =
-            (Reader::open(dir.path(), 0), Scratch::default(), 0);
+        let (mut reader, mut scratch, mut expected) = (Reader::open(dir.path(), 0), Scratch::default(), 0);
         while expected < RECORDS {
             let each = |r: super::RecordRef<'_>| {
                 assert_eq!(r.payload[..4], expected.to_le_bytes());
                 expected += 1;
             };
             let progress = reader.read_batch(&mut scratch, 2000, each).expect("read");
-            assert!(
-                matches!(progress, Progress::More | Progress::CaughtUp),
-                "{progress:?} at {expected}"
-            );
+            assert!(matches!(progress, Progress::More | Progress::CaughtUp), "{progress:?} at {expected}");
             released.store(reader.offset(), Ordering::Relaxed);
         }
     });

@@ -158,12 +158,7 @@ impl Writer {
 
 fn open_segment(dir: &Path, start: u64) -> io::Result<File> {
     // Appending: after a cut the next write goes behind the last whole record without a seek.
-    OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .append(true)
-        .mode(0o600)
-        .open(dir.join(segment_name(start)))
+    OpenOptions::new().create(true).truncate(false).append(true).mode(0o600).open(dir.join(segment_name(start)))
 }
 
 fn write_both(file: &mut File, header: &[u8], payload: &[u8]) -> io::Result<()> {

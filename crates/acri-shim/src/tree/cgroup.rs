@@ -52,8 +52,7 @@ impl Cgroup {
         }
         std::fs::create_dir(dir)?;
         let open = || -> io::Result<Self> {
-            let write =
-                |file: &str| OpenOptions::new().write(true).open(dir.join(file)).map(OwnedFd::from);
+            let write = |file: &str| OpenOptions::new().write(true).open(dir.join(file)).map(OwnedFd::from);
             let events = File::open(dir.join("cgroup.events"))?.into();
             Ok(Self {
                 dir: dir.to_owned(),
@@ -172,8 +171,7 @@ pub(super) fn sweep(dir: &Path) -> io::Result<bool> {
 
 /// `acri-<label>-<shim's number>-<shim's start time>`: unique for this boot, whoever else uses the same label.
 fn name(label: &str) -> Result<String, String> {
-    let own = Process::of(super::own_pid())
-        .map_err(|error| format!("read the own start time: {error}"))?;
+    let own = Process::of(super::own_pid()).map_err(|error| format!("read the own start time: {error}"))?;
     let plain = |c: char| if c.is_ascii_alphanumeric() || c == '-' || c == '_' { c } else { '_' };
     let label: String = label.chars().map(plain).take(LABEL_CHARS_MAX).collect();
     Ok(format!("acri-{label}-{}-{}", own.pid, own.start))
@@ -221,10 +219,7 @@ mod tests {
         assert_eq!(cgroup2_mount(hybrid), Some(("/".into(), "/sys/fs/cgroup/unified".into())));
         let nested = "41 31 0:38 /pod\\040x /sys/fs/cgroup ro shared:9 master:3 - cgroup2 none rw,nsdelegate";
         assert_eq!(cgroup2_mount(nested), Some(("/pod x".into(), "/sys/fs/cgroup".into())));
-        assert_eq!(
-            cgroup2_mount("32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu"),
-            None
-        );
+        assert_eq!(cgroup2_mount("32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu"), None);
         assert_eq!(cgroup2_mount("nonsense"), None);
     }
 

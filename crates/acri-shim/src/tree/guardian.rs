@@ -32,13 +32,9 @@ impl Guardian {
         // Exit signal 0: a plain wait does not see it, so that "no children" still means "no harness".
         match sys::fork_with(0, 0)? {
             Forked::Child => guard(&theirs, cgroup),
-            Forked::Parent(pid) => Ok(Self {
-                pid,
-                pidfd: super::open_child(pid)?,
-                _line: line,
-                restarts: 0,
-                lost: false,
-            }),
+            Forked::Parent(pid) => {
+                Ok(Self { pid, pidfd: super::open_child(pid)?, _line: line, restarts: 0, lost: false })
+            }
         }
     }
 
@@ -80,11 +76,7 @@ impl Guardian {
 fn guard(line: &OwnedFd, cgroup: &Cgroup) -> ! {
     let _ = rustix::thread::set_name(c"acri-guardian");
     // The write end of the line and the run directory's lock above all must not be held here.
-    sys::close_others(&[
-        line.as_raw_fd(),
-        cgroup.kill_fd().as_raw_fd(),
-        cgroup.events().as_raw_fd(),
-    ]);
+    sys::close_others(&[line.as_raw_fd(), cgroup.kill_fd().as_raw_fd(), cgroup.events().as_raw_fd()]);
     let mut byte = [0u8; 1];
     while rustix::io::read(line, &mut byte) == Err(rustix::io::Errno::INTR) {}
     cgroup.kill();

@@ -72,9 +72,7 @@ pub(crate) struct Place<'a> {
 impl Tree {
     /// Starts the harness in the first of the tiers that can be had.
     pub(crate) fn start(tiers: &[Tier], place: &Place<'_>) -> Result<Self, Failure> {
-        let other = |error: io::Error| {
-            Failure::new(FailureKind::Other, format!("prepare the tree: {error}"))
-        };
+        let other = |error: io::Error| Failure::new(FailureKind::Other, format!("prepare the tree: {error}"));
         let signals = sys::child_signal_fd().map_err(other)?;
         let mut reasons = String::new();
         for tier in tiers {
@@ -87,32 +85,22 @@ impl Tree {
             match started {
                 Ok(tree) => return Ok(tree),
                 Err(StartError::Failed(failure)) => return Err(failure),
-                Err(StartError::Unavailable(reason)) => {
-                    reasons.push_str(&format!("; {tier:?}: {reason}"))
-                }
+                Err(StartError::Unavailable(reason)) => reasons.push_str(&format!("; {tier:?}: {reason}")),
             }
         }
-        Err(Failure::new(
-            FailureKind::Tier,
-            format!("none of the allowed tiers can be had{reasons}"),
-        ))
+        Err(Failure::new(FailureKind::Tier, format!("none of the allowed tiers can be had{reasons}")))
     }
 
     fn start_cgroup(place: &Place<'_>, signals: OwnedFd) -> Result<Self, StartError> {
-        let cgroup = cgroup::Cgroup::create(place.cgroup_parent, place.label)
-            .map_err(StartError::Unavailable)?;
+        let cgroup = cgroup::Cgroup::create(place.cgroup_parent, place.label).map_err(StartError::Unavailable)?;
         let guardian = guardian::Guardian::start(&cgroup).map_err(|error| {
             cgroup.remove();
-            StartError::Failed(Failure::new(
-                FailureKind::Limits,
-                format!("start the guardian: {error}"),
-            ))
+            StartError::Failed(Failure::new(FailureKind::Limits, format!("start the guardian: {error}")))
         })?;
         match Self::start_child(place, Some(cgroup.procs())) {
-            Ok((child, main)) => Ok(Self {
-                cgroup: Some((cgroup, guardian)),
-                ..Self::new(Tier::Cgroup, main, child, signals)
-            }),
+            Ok((child, main)) => {
+                Ok(Self { cgroup: Some((cgroup, guardian)), ..Self::new(Tier::Cgroup, main, child, signals) })
+            }
             Err(error) => {
                 guardian.dismiss();
                 cgroup.remove();
@@ -133,34 +121,20 @@ impl Tree {
     }
 
     fn new(tier: Tier, main: Process, child: Pid, signals: OwnedFd) -> Self {
-        Self {
-            tier,
-            main,
-            child,
-            childless: false,
-            ended: None,
-            cgroup: None,
-            namespace: None,
-            signals,
-        }
+        Self { tier, main, child, childless: false, ended: None, cgroup: None, namespace: None, signals }
     }
 
     /// Starts the harness as a child of the shim, which becomes the reaper of its orphans.
-    fn start_child(
-        place: &Place<'_>,
-        cgroup: Option<BorrowedFd<'_>>,
-    ) -> Result<(Pid, Process), StartError> {
+    fn start_child(place: &Place<'_>, cgroup: Option<BorrowedFd<'_>>) -> Result<(Pid, Process), StartError> {
         let failed = |error: &io::Error| match place.plan.judge(error) {
             Some(failure) => StartError::Failed(failure),
             None => StartError::Unavailable("the cgroup takes no process".to_owned()),
         };
-        rustix::process::set_child_subreaper(Some(getpid()))
-            .map_err(|error| failed(&error.into()))?;
+        rustix::process::set_child_subreaper(Some(getpid())).map_err(|error| failed(&error.into()))?;
         let number = place.plan.start(cgroup).map_err(|error| failed(&error))?;
         // Not reaped yet, whatever it did since: the number is still its own.
         let main = Process::of(number).unwrap_or(Process { pid: number, start: 0 });
-        let child =
-            Pid::from_raw(number).ok_or_else(|| failed(&io::ErrorKind::InvalidData.into()))?;
+        let child = Pid::from_raw(number).ok_or_else(|| failed(&io::ErrorKind::InvalidData.into()))?;
         Ok((child, main))
     }
 
@@ -187,8 +161,7 @@ impl Tree {
             let guardian = guardian.pidfd().map(|fd| (fd, PollFlags::IN));
             cgroup.watched().map(|fd| (fd, PollFlags::PRI)).into_iter().chain(guardian)
         });
-        let namespace =
-            self.namespace.iter().filter_map(|n| n.reports()).map(|fd| (fd, PollFlags::IN));
+        let namespace = self.namespace.iter().filter_map(|n| n.reports()).map(|fd| (fd, PollFlags::IN));
         std::iter::once((self.signals.as_fd(), PollFlags::IN)).chain(cgroup).chain(namespace)
     }
 
@@ -324,10 +297,7 @@ pub(crate) fn sweep(meta: &Meta) -> io::Result<usize> {
             return Ok(signalled);
         }
         if sys::boot_ns() > deadline {
-            return Err(io::Error::new(
-                io::ErrorKind::TimedOut,
-                "what a dead shim left does not end",
-            ));
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "what a dead shim left does not end"));
         }
         pause();
     }

@@ -8,8 +8,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{
-    DumpableBehavior, Pid, Signal, WaitOptions, getegid, geteuid, pidfd_send_signal,
-    set_dumpable_behavior, set_parent_process_death_signal,
+    DumpableBehavior, Pid, Signal, WaitOptions, getegid, geteuid, pidfd_send_signal, set_dumpable_behavior,
+    set_parent_process_death_signal,
 };
 
 use super::StartError;
@@ -39,18 +39,15 @@ pub(crate) struct Namespace {
 impl Namespace {
     pub(crate) fn start(plan: &Plan<'_>) -> Result<Self, StartError> {
         let unavailable = |error: io::Error| StartError::Unavailable(error.to_string());
-        let (reports, theirs) =
-            pipe_with(PipeFlags::CLOEXEC).map_err(|error| unavailable(error.into()))?;
+        let (reports, theirs) = pipe_with(PipeFlags::CLOEXEC).map_err(|error| unavailable(error.into()))?;
         // The init sees the other end closed if the shim died before the parent-death signal was armed.
-        let (life, line) =
-            pipe_with(PipeFlags::CLOEXEC).map_err(|error| unavailable(error.into()))?;
+        let (life, line) = pipe_with(PipeFlags::CLOEXEC).map_err(|error| unavailable(error.into()))?;
         let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
         let plain = libc::CLONE_NEWPID | libc::CLONE_NEWNS;
         let forked = match sys::fork_with(plain, libc::SIGCHLD) {
             Ok(forked) => forked.with_map(None),
             Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
-                let forked = sys::fork_with(plain | libc::CLONE_NEWUSER, libc::SIGCHLD)
-                    .map_err(unavailable)?;
+                let forked = sys::fork_with(plain | libc::CLONE_NEWUSER, libc::SIGCHLD).map_err(unavailable)?;
                 forked.with_map(Some((uid, gid)))
             }
             Err(error) => return Err(unavailable(error)),
@@ -61,8 +58,7 @@ impl Namespace {
         };
         drop((theirs, life));
         let pidfd = super::open_child(init).map_err(unavailable)?;
-        let namespace =
-            Self { init, pidfd, main: Process::default(), reports: Some(reports), _mounts: None };
+        let namespace = Self { init, pidfd, main: Process::default(), reports: Some(reports), _mounts: None };
         let started = namespace.await_start(plan);
         // The init waits for this before it reaps; and before its parent-death signal was armed, it would have seen us die.
         drop(line);
@@ -80,16 +76,13 @@ impl Namespace {
     }
 
     fn await_start(&self, plan: &Plan<'_>) -> Result<Process, StartError> {
-        let lost =
-            || StartError::Unavailable("the init of the namespace gave no report".to_owned());
+        let lost = || StartError::Unavailable("the init of the namespace gave no report".to_owned());
         let Some(reports) = &self.reports else { return Err(lost()) };
         let timeout = timespec(super::nanos(INIT_START));
         let mut report: Report = [0; 5];
         let ready = poll(&mut [PollFd::new(reports, PollFlags::IN)], Some(&timeout));
         // Reports are shorter than PIPE_BUF, so a read gets a whole one.
-        if !ready.is_ok_and(|n| n > 0)
-            || !rustix::io::read(reports, &mut report).is_ok_and(|n| n == report.len())
-        {
+        if !ready.is_ok_and(|n| n > 0) || !rustix::io::read(reports, &mut report).is_ok_and(|n| n == report.len()) {
             return Err(lost());
         }
         let _ = rustix::io::ioctl_fionbio(reports, true);
@@ -97,8 +90,7 @@ impl Namespace {
         match report[0] {
             STARTED => children(self.init.as_raw_nonzero().get()).first().copied().ok_or_else(lost),
             FAILED => Err(StartError::Failed(
-                plan.judge(&error)
-                    .unwrap_or_else(|| Failure::new(FailureKind::Other, error.to_string())),
+                plan.judge(&error).unwrap_or_else(|| Failure::new(FailureKind::Other, error.to_string())),
             )),
             _ => Err(StartError::Unavailable(format!("set up the namespace: {error}"))),
         }
@@ -188,9 +180,7 @@ fn init_main(plan: &Plan<'_>, stage: &Stage<'_>) -> ! {
     while rustix::io::read(stage.life, &mut [0u8; 1]) == Err(rustix::io::Errno::INTR) {}
     loop {
         match rustix::process::wait(WaitOptions::empty()) {
-            Ok(Some((pid, status))) if pid.as_raw_nonzero().get() == main => {
-                stage.report(ENDED, status.as_raw())
-            }
+            Ok(Some((pid, status))) if pid.as_raw_nonzero().get() == main => stage.report(ENDED, status.as_raw()),
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(_) => sys::exit_now(0),
         }
@@ -202,10 +192,7 @@ fn prepare(plan: &Plan<'_>, stage: &Stage<'_>) -> io::Result<()> {
     let _ = rustix::thread::set_name(c"acri-init");
     let mut keep = vec![stage.reports.as_raw_fd(), stage.life.as_raw_fd()];
     keep.extend(plan.descriptors());
-    debug_assert!(
-        !keep.contains(&stage.line.as_raw_fd()),
-        "the init must not hold the shim's end of the line"
-    );
+    debug_assert!(!keep.contains(&stage.line.as_raw_fd()), "the init must not hold the shim's end of the line");
     sys::close_others(&keep);
     // Gone already? Then nobody will ever kill us.
     let timeout = timespec(0);

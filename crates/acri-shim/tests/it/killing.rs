@@ -31,8 +31,7 @@ fn tree_of(run: &Run) -> Vec<Process> {
     let mut tree = vec![root];
     let mut open = vec![shim];
     while let Some(parent) = open.pop() {
-        let list = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"))
-            .unwrap_or_default();
+        let list = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap_or_default();
         for child in list.split_whitespace().map(|w| w.parse::<i32>().expect("a number")) {
             let name = std::fs::read_to_string(format!("/proc/{child}/comm")).unwrap_or_default();
             if !name.starts_with("acri-") {
@@ -48,12 +47,8 @@ fn tree_of(run: &Run) -> Vec<Process> {
 
 /// The tree, once this many of it have become `sleep`.
 fn grown(run: &Run, sleepers: usize) -> Vec<Process> {
-    let sleeps = |p: &&Process| {
-        std::fs::read_to_string(format!("/proc/{}/comm", p.pid)).is_ok_and(|n| n == "sleep\n")
-    };
-    until("the tree has grown", || {
-        Some(tree_of(run)).filter(|tree| tree.iter().filter(sleeps).count() >= sleepers)
-    })
+    let sleeps = |p: &&Process| std::fs::read_to_string(format!("/proc/{}/comm", p.pid)).is_ok_and(|n| n == "sleep\n");
+    until("the tree has grown", || Some(tree_of(run)).filter(|tree| tree.iter().filter(sleeps).count() >= sleepers))
 }
 
 fn assert_gone(tree: &[Process]) {
@@ -68,9 +63,7 @@ fn a_kill_ends_a_tree_that_hides_and_ignores_in_every_tier() {
         run.until_says("up");
         let tree = grown(&run, 6);
         let mut client = run.client();
-        let Body::Killed(killed) = client.call(kill("enough")).expect("an answer") else {
-            panic!("not killed")
-        };
+        let Body::Killed(killed) = client.call(kill("enough")).expect("an answer") else { panic!("not killed") };
         assert_gone(&tree);
         println!("{tier:?}: {} processes in {} us", killed.processes, killed.took_us);
         assert!(!killed.already);
@@ -78,10 +71,7 @@ fn a_kill_ends_a_tree_that_hides_and_ignores_in_every_tier() {
         let exit = run.finished();
         assert_eq!((exit.signal, exit.reason), (Some(9), ExitReason::Killed));
         let request = run.scan().kill.expect("recorded");
-        assert_eq!(
-            (request.principal.as_str(), request.reason.as_str(), request.epoch),
-            ("anna", "enough", 3)
-        );
+        assert_eq!((request.principal.as_str(), request.reason.as_str(), request.epoch), ("anna", "enough", 3));
     }
 }
 
@@ -122,16 +112,11 @@ fn a_stop_lets_processes_finish_and_says_so() {
         let mut run = Run::in_tier(tier, script);
         run.until_says("up");
         let stop = Stop { epoch: OWNER.epoch, command_id: "s1".to_owned(), signal: 0 };
-        let Body::Stopping(stopping) = run.client().call(Op::Stop(stop)).expect("an answer") else {
-            panic!()
-        };
+        let Body::Stopping(stopping) = run.client().call(Op::Stop(stop)).expect("an answer") else { panic!() };
         assert!(stopping.processes >= 2, "{stopping:?}");
         let exit = run.finished();
         assert_eq!((exit.code, exit.reason, exit.leftovers), (Some(3), ExitReason::Stopped, 0));
-        assert!(
-            String::from_utf8_lossy(&run.stream(acri_shim::spool::Stream::Stdout))
-                .contains("last words")
-        );
+        assert!(String::from_utf8_lossy(&run.stream(acri_shim::spool::Stream::Stdout)).contains("last words"));
     }
 }
 
@@ -143,9 +128,7 @@ fn what_the_main_process_leaves_behind_is_killed_and_its_output_kept() {
         let exit = run.finished();
         assert_eq!((exit.code, exit.reason), (Some(4), ExitReason::Exited));
         assert!(exit.leftovers >= 1, "{exit:?}");
-        assert!(
-            String::from_utf8_lossy(&run.stream(acri_shim::spool::Stream::Stdout)).contains("up\n")
-        );
+        assert!(String::from_utf8_lossy(&run.stream(acri_shim::spool::Stream::Stdout)).contains("up\n"));
     }
 }
 
@@ -158,9 +141,7 @@ fn a_fork_bomb_is_ended_in_every_tier() {
         let mut run = Run::in_tier(tier, script);
         run.until_says("up");
         let tree = grown(&run, 4);
-        let Body::Killed(killed) = run.client().call(kill("bomb")).expect("an answer") else {
-            panic!("not killed")
-        };
+        let Body::Killed(killed) = run.client().call(kill("bomb")).expect("an answer") else { panic!("not killed") };
         println!("{tier:?}: {killed:?}");
         assert_gone(&tree);
         assert_eq!(run.finished().reason, ExitReason::Killed);
@@ -172,10 +153,8 @@ fn a_process_that_moved_out_of_the_cgroup_is_killed_all_the_same() {
     if !tiers().contains(&Tier::Cgroup) {
         return;
     }
-    let mut run = Run::in_tier(
-        Tier::Cgroup,
-        "setsid sh -c 'sleep 1000; exit 1' & setsid sleep 1000 & echo up; wait; sleep 1000",
-    );
+    let mut run =
+        Run::in_tier(Tier::Cgroup, "setsid sh -c 'sleep 1000; exit 1' & setsid sleep 1000 & echo up; wait; sleep 1000");
     run.until_says("up");
     let cgroup = run.scan().meta.and_then(|meta| meta.cgroup).expect("a cgroup");
     let outside = cgroup.parent().expect("a parent").join("cgroup.procs");
@@ -198,9 +177,7 @@ fn the_harness_dies_with_a_shim_that_is_killed_in_the_first_two_tiers() {
         let tree = grown(&run, 6);
         run.spawned.child.kill().expect("kill the shim");
         run.spawned.child.wait().expect("reap the shim");
-        until("the tree is gone", || {
-            tree.iter().all(|p| !p.exists() || is_zombie(*p)).then_some(())
-        });
+        until("the tree is gone", || tree.iter().all(|p| !p.exists() || is_zombie(*p)).then_some(()));
         let scan = run.scan();
         assert!(!scan.alive && scan.exit.is_none(), "{scan:?}");
         if let Some(cgroup) = scan.meta.and_then(|meta| meta.cgroup) {
@@ -252,8 +229,7 @@ fn what_shim_and_guardian_left_is_swept() {
     assert!(acri_shim::sweep(run.dir()).is_err(), "the shim lives");
     // Held by its pidfd, since its parent is about to die.
     let guardian = until("there is a guardian", || guardian_of(&run));
-    let pidfd =
-        rustix::process::pidfd_open(guardian, rustix::process::PidfdFlags::empty()).expect("open");
+    let pidfd = rustix::process::pidfd_open(guardian, rustix::process::PidfdFlags::empty()).expect("open");
     rustix::process::pidfd_send_signal(&pidfd, Signal::STOP).expect("stop the guardian");
     run.spawned.child.kill().expect("kill the shim");
     run.spawned.child.wait().expect("reap the shim");
@@ -270,12 +246,10 @@ fn what_shim_and_guardian_left_is_swept() {
 
 fn guardian_of(run: &Run) -> Option<rustix::process::Pid> {
     let shim = run.spawned.shim_pid();
-    let list =
-        std::fs::read_to_string(format!("/proc/{shim}/task/{shim}/children")).unwrap_or_default();
+    let list = std::fs::read_to_string(format!("/proc/{shim}/task/{shim}/children")).unwrap_or_default();
     let pids: Vec<i32> = list.split_whitespace().map(|w| w.parse().expect("a number")).collect();
     let named = |pid: &&i32| {
-        std::fs::read_to_string(format!("/proc/{pid}/comm"))
-            .is_ok_and(|name| name.starts_with("acri-guardian"))
+        std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with("acri-guardian"))
     };
     pids.iter().find(named).copied().and_then(rustix::process::Pid::from_raw)
 }
@@ -283,12 +257,10 @@ fn guardian_of(run: &Run) -> Option<rustix::process::Pid> {
 #[test]
 fn a_run_without_an_owner_is_killed_and_says_why() {
     for &tier in tiers() {
-        let mut run =
-            Run::launch("trap '' TERM; echo up; setsid sleep 1000 & sleep 1000", |launch| {
-                launch.tiers = vec![tier];
-                launch.limits =
-                    Limits { orphan_after: Duration::from_millis(400), ..Limits::default() };
-            });
+        let mut run = Run::launch("trap '' TERM; echo up; setsid sleep 1000 & sleep 1000", |launch| {
+            launch.tiers = vec![tier];
+            launch.limits = Limits { orphan_after: Duration::from_millis(400), ..Limits::default() };
+        });
         let exit = run.finished();
         assert_eq!((exit.signal, exit.reason), (Some(9), ExitReason::Orphaned));
         let orphaned = run.scan().orphaned.expect("recorded");

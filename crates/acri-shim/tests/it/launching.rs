@@ -2,8 +2,7 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use acri_shim::spool::Stream;
 use acri_shim::{
-    ExitReason, FailureKind, KillRequest, Launch, Phase, Process, SpawnError, Tier, latch_kill,
-    remove, scan,
+    ExitReason, FailureKind, KillRequest, Launch, Phase, Process, SpawnError, Tier, latch_kill, remove, scan,
 };
 
 use crate::support::{OWNER, Place, Run, make_private, tiers};
@@ -113,10 +112,7 @@ fn the_harness_gets_exactly_what_it_was_given_in_every_tier() {
         let names: Vec<&str> = out.lines().take_while(|l| !l.starts_with('/')).collect();
         let names: Vec<&str> = names.iter().filter_map(|l| l.split('=').next()).collect();
         // PWD and friends are the shell's own.
-        assert!(
-            names.iter().all(|n| ["ONLY", "PATH", "PWD", "OLDPWD", "SHLVL", "_"].contains(n)),
-            "{names:?}"
-        );
+        assert!(names.iter().all(|n| ["ONLY", "PATH", "PWD", "OLDPWD", "SHLVL", "_"].contains(n)), "{names:?}");
         assert!(out.contains("ONLY=this = that\n"), "{out}");
         let cwd = run.place.state.path().canonicalize().expect("the directory");
         assert!(out.contains(&format!("{}\n/dev/null\n0\n1\n2\n3\nSig", cwd.display())), "{out}");
@@ -132,19 +128,13 @@ fn a_second_shim_for_one_directory_is_refused_while_the_first_lives_and_afterwar
     run.until_says("up");
     let launch = run.place.launch("echo second");
     let second = acri_shim::spawn(crate::support::EXE.as_ref(), &launch);
-    assert!(
-        matches!(&second, Err(SpawnError::Failed { kind: FailureKind::AlreadyRunning, .. })),
-        "{second:?}"
-    );
+    assert!(matches!(&second, Err(SpawnError::Failed { kind: FailureKind::AlreadyRunning, .. })), "{second:?}");
     assert!(remove(run.dir()).is_err(), "a living run's directory was removed");
     assert!(run.scan().alive);
     run.spawned.child.kill().expect("kill");
     run.spawned.child.wait().expect("reap");
     let third = acri_shim::spawn(crate::support::EXE.as_ref(), &launch);
-    assert!(
-        matches!(&third, Err(SpawnError::Failed { kind: FailureKind::AlreadyStarted, .. })),
-        "{third:?}"
-    );
+    assert!(matches!(&third, Err(SpawnError::Failed { kind: FailureKind::AlreadyStarted, .. })), "{third:?}");
     assert_eq!(run.stream(Stream::Stdout), b"up\n");
 }
 
@@ -191,9 +181,7 @@ fn a_kill_recorded_before_the_start_prevents_it() {
     assert!(!latch_kill(&place.dir, &KillRequest::default()).expect("the first stays"));
     let launch = place.launch("touch started");
     let (state, dir) = (place.state.path().to_owned(), place.dir.clone());
-    let Err(SpawnError::Failed { kind, .. }) = Run::try_launch(Place { ..place }, &launch) else {
-        panic!("started")
-    };
+    let Err(SpawnError::Failed { kind, .. }) = Run::try_launch(Place { ..place }, &launch) else { panic!("started") };
     assert_eq!(kind, FailureKind::Killed);
     assert!(!state.join("started").exists());
     drop(dir);
@@ -230,8 +218,7 @@ fn after_a_restart_of_the_machine_the_scan_says_so_and_nothing_is_signalled() {
     run.finished();
     let mut meta = run.scan().meta.expect("meta");
     // An innocent process that has the number now.
-    meta.harness =
-        Some(Process::of(i32::try_from(std::process::id()).expect("small")).expect("self"));
+    meta.harness = Some(Process::of(i32::try_from(std::process::id()).expect("small")).expect("self"));
     meta.boot_id = "another".to_owned();
     let bytes = rmp_serde::encode::to_vec_named(&meta).expect("encode");
     std::fs::write(run.dir().join("meta"), bytes).expect("write");

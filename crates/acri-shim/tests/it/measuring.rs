@@ -14,24 +14,19 @@ fn pss_kib(pid: i32) -> Option<u64> {
 
 /// The shim and its forked stages: the guardian or the init.
 fn own_processes(shim: i32) -> Vec<i32> {
-    let list =
-        std::fs::read_to_string(format!("/proc/{shim}/task/{shim}/children")).unwrap_or_default();
+    let list = std::fs::read_to_string(format!("/proc/{shim}/task/{shim}/children")).unwrap_or_default();
     let children = list.split_whitespace().map(|word| word.parse().expect("a number"));
-    let ours = |pid: &i32| {
-        std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|n| n.starts_with("acri-"))
-    };
+    let ours = |pid: &i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|n| n.starts_with("acri-"));
     std::iter::once(shim).chain(children.filter(ours)).collect()
 }
 
 #[test]
 fn many_shims_are_small() {
     for &tier in tiers() {
-        let runs: Vec<Run> =
-            (0..30).map(|_| Run::in_tier(tier, "echo up; exec sleep 1000")).collect();
+        let runs: Vec<Run> = (0..30).map(|_| Run::in_tier(tier, "echo up; exec sleep 1000")).collect();
         runs[29].until_says("up");
         let pids = runs.iter().map(|run| i32::try_from(run.spawned.shim_pid()).expect("small"));
-        let sizes: Vec<u64> =
-            pids.map(|pid| own_processes(pid).into_iter().filter_map(pss_kib).sum()).collect();
+        let sizes: Vec<u64> = pids.map(|pid| own_processes(pid).into_iter().filter_map(pss_kib).sum()).collect();
         if sizes.contains(&0) {
             println!("skipped: not permitted to look at the shims");
             return;
@@ -48,16 +43,12 @@ fn an_idle_shim_uses_no_time() {
         let run = Run::in_tier(tier, "echo up; exec sleep 1000");
         run.until_says("up");
         let switches = || {
-            let text = std::fs::read_to_string(format!("/proc/{}/status", run.spawned.shim_pid()))
-                .expect("status");
+            let text = std::fs::read_to_string(format!("/proc/{}/status", run.spawned.shim_pid())).expect("status");
             let lines = text.lines().filter(|line| line.contains("ctxt_switches"));
-            lines
-                .filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok())
-                .sum::<u64>()
+            lines.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).sum::<u64>()
         };
         let ticks = || {
-            let text = std::fs::read_to_string(format!("/proc/{}/stat", run.spawned.shim_pid()))
-                .expect("stat");
+            let text = std::fs::read_to_string(format!("/proc/{}/stat", run.spawned.shim_pid())).expect("stat");
             let fields: Vec<u64> = text
                 .rsplit(')')
                 .next()
@@ -72,10 +63,7 @@ fn an_idle_shim_uses_no_time() {
         let (before, began) = ((switches(), ticks()), Instant::now());
         until("half a second has passed", || (began.elapsed().as_millis() > 500).then_some(()));
         let after = (switches(), ticks());
-        assert!(
-            after.0 - before.0 < 20 && after.1 - before.1 < 5,
-            "{tier:?}: {before:?} -> {after:?}"
-        );
+        assert!(after.0 - before.0 < 20 && after.1 - before.1 < 5, "{tier:?}: {before:?} -> {after:?}");
     }
 }
 
@@ -92,9 +80,7 @@ fn speed_of_spooling_reading_and_killing() {
     println!("spooled 1 GB in {:?}", began.elapsed());
     let (mut reader, mut scratch, mut bytes) = (Reader::open(run.dir(), 0), Scratch::default(), 0);
     let began = Instant::now();
-    while reader.read_batch(&mut scratch, 1 << 22, |r| bytes += r.payload.len()).expect("read")
-        == Progress::More
-    {}
+    while reader.read_batch(&mut scratch, 1 << 22, |r| bytes += r.payload.len()).expect("read") == Progress::More {}
     println!("read {bytes} bytes in {:?}", began.elapsed());
     for &tier in tiers() {
         let mut starts = Duration::ZERO;
@@ -105,9 +91,7 @@ fn speed_of_spooling_reading_and_killing() {
                 starts += began.elapsed();
                 run.until_says("up");
                 let kill = Kill { epoch: OWNER.epoch, ..Kill::default() };
-                let Ok(Body::Killed(killed)) = run.client().call(Op::Kill(kill)) else {
-                    panic!("not killed")
-                };
+                let Ok(Body::Killed(killed)) = run.client().call(Op::Kill(kill)) else { panic!("not killed") };
                 run.finished();
                 killed.took_us
             })

@@ -16,10 +16,9 @@ const DIR: &str = "ACRI_SHIM_TEST_DIR";
 fn a_node_to_be_killed() {
     let Ok(dir) = std::env::var(DIR) else { return };
     let dir = PathBuf::from(dir);
-    let state =
-        tempfile::tempdir_in(dir.parent().expect("a state directory")).expect("a directory");
-    let launch = Place { dir, state }
-        .launch("echo before; while [ ! -e go ]; do sleep 0.01; done; echo after; exec sleep 1000");
+    let state = tempfile::tempdir_in(dir.parent().expect("a state directory")).expect("a directory");
+    let launch =
+        Place { dir, state }.launch("echo before; while [ ! -e go ]; do sleep 0.01; done; echo after; exec sleep 1000");
     // Should the other test fail, the orphan rule ends what nobody else would.
     let limits = acri_shim::Limits { orphan_after: LIMIT * 2, ..launch.limits };
     let launch = acri_shim::Launch { cwd: launch.dir.clone(), limits, ..launch };
@@ -30,10 +29,7 @@ fn a_node_to_be_killed() {
 #[test]
 fn a_harness_does_not_notice_that_its_node_was_killed_and_a_new_one_takes_over() {
     let place = Place::new();
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "the test plays the machine: it starts and kills a node"
-    )]
+    #[expect(clippy::disallowed_methods, reason = "the test plays the machine: it starts and kills a node")]
     let mut command = std::process::Command::new(std::env::current_exe().expect("this test"));
     command.args(["--ignored", "--exact", "recovery::a_node_to_be_killed"]).env(DIR, &place.dir);
     let mut node = command.stdout(std::process::Stdio::null()).spawn().expect("start the node");
@@ -53,17 +49,13 @@ fn a_harness_does_not_notice_that_its_node_was_killed_and_a_new_one_takes_over()
     assert_eq!(client.call(Op::Claim(owner)).expect("an answer"), Body::Done);
     let out = until("the harness went on", || {
         let records = read_all(&place.dir, 0).0;
-        let out: Vec<u8> = records
-            .iter()
-            .filter(|r| r.stream == Stream::Stdout)
-            .flat_map(|r| r.payload.clone())
-            .collect();
+        let out: Vec<u8> =
+            records.iter().filter(|r| r.stream == Stream::Stdout).flat_map(|r| r.payload.clone()).collect();
         out.ends_with(b"after\n").then_some(out)
     });
     assert_eq!(out, b"before\nafter\n");
     let kill = Kill { epoch: owner.epoch, ..Kill::default() };
     assert!(matches!(client.call(Op::Kill(kill)), Ok(Body::Killed(_))));
-    let exit =
-        until("the shim has ended", || scan(&place.dir).ok().filter(|scan| !scan.alive)).exit;
+    let exit = until("the shim has ended", || scan(&place.dir).ok().filter(|scan| !scan.alive)).exit;
     assert_eq!(exit.expect("recorded").reason, ExitReason::Killed);
 }

@@ -17,8 +17,7 @@ fn closed(stream: &mut std::os::unix::net::UnixStream) -> bool {
     stream.set_read_timeout(Some(LIMIT)).expect("a time-out");
     matches!(stream.read(&mut [0; 64]), Ok(0)) || {
         let again = stream.read(&mut [0; 64]);
-        matches!(again, Ok(0))
-            || again.is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionReset)
+        matches!(again, Ok(0)) || again.is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionReset)
     }
 }
 
@@ -28,11 +27,7 @@ fn stale_epochs_are_refused_and_told_the_highest() {
     let mut client = run.client();
     let newer = Owner { epoch: 5, incarnation: [5; 16] };
     assert_eq!(client.call(Op::Claim(newer)).expect("an answer"), Body::Done);
-    assert_eq!(
-        client.call(Op::Claim(newer)).expect("an answer"),
-        Body::Done,
-        "a repeat is accepted"
-    );
+    assert_eq!(client.call(Op::Claim(newer)).expect("an answer"), Body::Done, "a repeat is accepted");
     assert_eq!(run.scan().owner, Some(newer));
     let stale = [
         Op::Claim(OWNER),
@@ -47,9 +42,7 @@ fn stale_epochs_are_refused_and_told_the_highest() {
         assert!(matches!(answer, Body::Stale(stale) if stale.highest == 5), "{op:?}: {answer:?}");
     }
     assert_eq!(run.scan().kill, None);
-    let Body::Status(status) = client.call(Op::Status).expect("an answer") else {
-        panic!("no status")
-    };
+    let Body::Status(status) = client.call(Op::Status).expect("an answer") else { panic!("no status") };
     assert_eq!(status.owner, newer);
     assert_eq!((status.stdout_bytes, status.spool_end), (3, 43));
     assert_eq!(status.meta, run.scan().meta.expect("meta"));
@@ -108,8 +101,7 @@ fn a_client_that_never_reads_is_dropped_and_delays_nobody() {
 #[test]
 fn idle_strangers_do_not_keep_an_owner_out() {
     let run = quiet();
-    let mut strangers: Vec<_> =
-        (0..16).map(|_| wire::connect(run.dir()).expect("connect")).collect();
+    let mut strangers: Vec<_> = (0..16).map(|_| wire::connect(run.dir()).expect("connect")).collect();
     let mut client = run.client();
     assert!(matches!(client.call(Op::Status), Ok(Body::Status(_))));
     assert!(closed(&mut strangers[0]));

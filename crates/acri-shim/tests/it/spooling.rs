@@ -24,14 +24,10 @@ fn both_streams_are_spooled_exactly_and_count_their_own_bytes() {
     let script = "i=0; while [ $i -lt 300 ]; do echo out $i; echo err $i >&2; i=$((i+1)); done";
     let mut run = Run::start(script);
     let exit = run.finished();
-    let lines =
-        |word: &str| (0..300).map(|i| format!("{word} {i}\n")).collect::<String>().into_bytes();
+    let lines = |word: &str| (0..300).map(|i| format!("{word} {i}\n")).collect::<String>().into_bytes();
     assert_eq!(run.stream(Stream::Stdout), lines("out"));
     assert_eq!(run.stream(Stream::Stderr), lines("err"));
-    assert_eq!(
-        (exit.stdout_bytes, exit.stderr_bytes),
-        (lines("out").len() as u64, lines("err").len() as u64)
-    );
+    assert_eq!((exit.stdout_bytes, exit.stderr_bytes), (lines("out").len() as u64, lines("err").len() as u64));
     assert_contiguous(&run);
     assert_eq!(run.records().last().expect("records").next, exit.spool_end);
     assert_eq!((exit.code, exit.signal), (Some(0), None));
@@ -57,9 +53,7 @@ fn ten_binary_megabytes_without_a_newline_cross_segments_unchanged() {
     assert!(run.stream(Stream::Stdout) == blob, "the bytes differ");
     assert_contiguous(&run);
     let segments = std::fs::read_dir(run.dir()).expect("list").flatten();
-    assert!(
-        segments.filter(|e| e.file_name().to_string_lossy().starts_with("spool-")).count() >= 10
-    );
+    assert!(segments.filter(|e| e.file_name().to_string_lossy().starts_with("spool-")).count() >= 10);
 }
 
 #[test]
@@ -85,10 +79,7 @@ fn a_full_spool_blocks_the_harness_and_a_release_lets_it_go_on() {
         offset = records.last().map_or(offset, |r| r.next);
         let release = Release { epoch: OWNER.epoch, offset, token: b"resume here".to_vec() };
         let Ok(answer) = client.call(Op::Release(release)) else { break };
-        assert!(
-            matches!(answer, Body::Released(r) if r.offset == offset && r.token_saved),
-            "{answer:?}"
-        );
+        assert!(matches!(answer, Body::Released(r) if r.offset == offset && r.token_saved), "{answer:?}");
     }
     let exit = run.finished();
     assert!(times_full >= 4, "full {times_full} times");
@@ -104,8 +95,7 @@ fn a_full_disk_loses_nothing() {
     let dir = disk.run_dir();
     let mut launch = place.launch("head -c 5000000 /dev/urandom | tee copy; exit 0");
     launch.dir = dir.clone();
-    let mut run =
-        Run::try_launch(Place { dir: dir.clone(), state: place.state }, &launch).expect("start");
+    let mut run = Run::try_launch(Place { dir: dir.clone(), state: place.state }, &launch).expect("start");
     let mut client = run.client();
     let (mut offset, mut seen, mut refusals) = (0, Vec::new(), 0);
     while let Ok(Body::Status(status)) = client.call(Op::Status) {
@@ -135,8 +125,7 @@ fn a_kill_on_a_full_disk_is_recorded_and_done_at_once() {
     let dir = disk.run_dir();
     let mut launch = place.launch("trap '' TERM; setsid yes & yes");
     launch.dir = dir.clone();
-    let mut run =
-        Run::try_launch(Place { dir: dir.clone(), state: place.state }, &launch).expect("start");
+    let mut run = Run::try_launch(Place { dir: dir.clone(), state: place.state }, &launch).expect("start");
     let mut client = run.client();
     let filled = until("the disk is full", || match client.call(Op::Status) {
         Ok(Body::Status(status)) => status.disk_refuses.then_some(status),
@@ -150,9 +139,7 @@ fn a_kill_on_a_full_disk_is_recorded_and_done_at_once() {
     // The rest of the output needs room: released bytes are given back until the exit can be recorded.
     let mut offset = read_all(&dir, 0).0.last().expect("records").next;
     assert!(offset <= filled.spool_end);
-    while let Ok(answer) =
-        client.call(Op::Release(Release { epoch: OWNER.epoch, offset, token: Vec::new() }))
-    {
+    while let Ok(answer) = client.call(Op::Release(Release { epoch: OWNER.epoch, offset, token: Vec::new() })) {
         assert!(matches!(answer, Body::Released(_)), "{answer:?}");
         offset = read_all(&dir, offset).0.last().map_or(offset, |r| r.next);
     }
@@ -169,13 +156,8 @@ impl SmallDisk {
     fn mount(place: &Place) -> Option<Self> {
         let at = place.state.path().join("small");
         std::fs::create_dir(&at).expect("create");
-        let mounted = rustix::mount::mount(
-            "tmpfs",
-            &at,
-            "tmpfs",
-            rustix::mount::MountFlags::empty(),
-            Some(c"size=1m,mode=700"),
-        );
+        let mounted =
+            rustix::mount::mount("tmpfs", &at, "tmpfs", rustix::mount::MountFlags::empty(), Some(c"size=1m,mode=700"));
         if let Err(error) = mounted {
             skipped(&format!("mount a small disk: {error}"));
             return None;

@@ -8,9 +8,7 @@ use std::time::{Duration, Instant};
 use acri_shim::client::Client;
 use acri_shim::spool::{Progress, Reader, Scratch, Stream};
 use acri_shim::wire::{Body, Op, Watch};
-use acri_shim::{
-    Exit, FailureKind, Launch, Limits, Owner, Scan, SpawnError, Spawned, Tier, scan, spawn,
-};
+use acri_shim::{Exit, FailureKind, Launch, Limits, Owner, Scan, SpawnError, Spawned, Tier, scan, spawn};
 
 /// The bound of every wait.
 pub(crate) const LIMIT: Duration = Duration::from_secs(20);
@@ -181,10 +179,7 @@ pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
             return answer;
         }
         assert!(Instant::now() < deadline, "waited {LIMIT:?} until {what}");
-        #[expect(
-            clippy::disallowed_methods,
-            reason = "a bounded look at what the kernel offers no event for"
-        )]
+        #[expect(clippy::disallowed_methods, reason = "a bounded look at what the kernel offers no event for")]
         std::thread::sleep(Duration::from_millis(2));
     }
 }

@@ -83,9 +83,7 @@ fn record(rest: &mut Rest<'_>) -> Option<LogRecord> {
 
 fn kind(name: &[u8]) -> Option<LogType> {
     use LogType::{Error, Message, ReasoningStep, ToolCall, ToolResult};
-    [Message, ToolCall, ToolResult, ReasoningStep, Error]
-        .into_iter()
-        .find(|kind| kind.as_str().as_bytes() == name)
+    [Message, ToolCall, ToolResult, ReasoningStep, Error].into_iter().find(|kind| kind.as_str().as_bytes() == name)
 }
 
 fn stream_of(name: &[u8]) -> Option<Stream> {
@@ -93,9 +91,7 @@ fn stream_of(name: &[u8]) -> Option<Stream> {
 }
 
 fn origin_of(name: &[u8]) -> Option<Origin> {
-    [Origin::Native, Origin::Parsed, Origin::Passthrough]
-        .into_iter()
-        .find(|origin| origin.as_str().as_bytes() == name)
+    [Origin::Native, Origin::Parsed, Origin::Passthrough].into_iter().find(|origin| origin.as_str().as_bytes() == name)
 }
 
 /// What is not read yet. Each read is `None` if something else stands there.

@@ -5,8 +5,5 @@ use acri::{ErrorBody, ErrorCode};
 
 /// Another command's Create cannot make this agent again.
 pub(crate) fn already_there(agent: &Agent) -> ErrorBody {
-    ErrorBody::new(
-        ErrorCode::FailedPrecondition,
-        format!("agent {} was created by another command", agent.id),
-    )
+    ErrorBody::new(ErrorCode::FailedPrecondition, format!("agent {} was created by another command", agent.id))
 }

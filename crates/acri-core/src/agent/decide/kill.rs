@@ -12,29 +12,14 @@ use acri::{
     event::RunKillRequested,
 };
 
-pub(super) fn decide(
-    agent: &Agent,
-    command: &Command,
-    run: RunId,
-    data: &KillRun,
-) -> Result<Decided, ErrorBody> {
+pub(super) fn decide(agent: &Agent, command: &Command, run: RunId, data: &KillRun) -> Result<Decided, ErrorBody> {
     let state = agent.run(run).ok_or_else(|| no_such_run(run))?;
     Ok(settled(state).unwrap_or_else(|| {
-        Decided::Append(Draft::caused(
-            command,
-            Some(run),
-            RunKillRequested { reason: data.reason.clone() },
-        ))
+        Decided::Append(Draft::caused(command, Some(run), RunKillRequested { reason: data.reason.clone() }))
     }))
 }
 
-pub(super) fn repeat(
-    agent: &Agent,
-    run: RunId,
-    reason: &str,
-    asked: RunId,
-    data: &KillRun,
-) -> Option<Decided> {
+pub(super) fn repeat(agent: &Agent, run: RunId, reason: &str, asked: RunId, data: &KillRun) -> Option<Decided> {
     let same = run == asked && reason == data.reason;
     agent.run(run).filter(|_| same).and_then(settled)
 }

@@ -86,9 +86,7 @@ pub fn decide(agent: &Agent, command: &Command, now: Timestamp) -> Result<Decide
         Order::Stop(run, data) => stop::decide(agent, command, *run, data, now),
         Order::Kill(run, data) => kill::decide(agent, command, *run, data),
         Order::Remove(data) => remove::decide(agent, command, data),
-        Order::Status(_) => {
-            Err(ErrorBody::new(ErrorCode::Internal, "a question was taken for an order"))
-        }
+        Order::Status(_) => Err(ErrorBody::new(ErrorCode::Internal, "a question was taken for an order")),
     }
 }
 
@@ -102,16 +100,12 @@ pub(crate) fn known(agent: &Agent, command: &Command) -> Option<Result<Decided, 
     }
     let Accepted { order, .. } = agent.accepted.get(&command.id)?;
     let answer = match (order, &command.order) {
-        (AcceptedOrder::Start { run, task }, Order::Start(data)) => {
-            start::repeat(agent, *run, *task, data)
-        }
+        (AcceptedOrder::Start { run, task }, Order::Start(data)) => start::repeat(agent, *run, *task, data),
         (AcceptedOrder::Stop { .. }, Order::Stop(run, data)) => stop::repeat(order, *run, data),
         (AcceptedOrder::Kill { run, reason }, Order::Kill(asked, data)) => {
             kill::repeat(agent, *run, reason, *asked, data)
         }
-        (AcceptedOrder::Remove { reason }, Order::Remove(data)) => {
-            remove::repeat(agent, reason, data)
-        }
+        (AcceptedOrder::Remove { reason }, Order::Remove(data)) => remove::repeat(agent, reason, data),
         _ => None,
     };
     Some(answer.ok_or_else(|| reused(command.id)))
@@ -122,31 +116,18 @@ pub(crate) fn known(agent: &Agent, command: &Command) -> Option<Result<Decided, 
 ///
 /// # Errors
 /// `deadline_exceeded`; `invalid_argument` if the id is no UUIDv7.
-pub fn check_time(
-    id: CommandId,
-    expires: Option<Timestamp>,
-    now: Timestamp,
-) -> Result<(), ErrorBody> {
+pub fn check_time(id: CommandId, expires: Option<Timestamp>, now: Timestamp) -> Result<(), ErrorBody> {
     check_age(id, now).and_then(|()| check_expiry(expires, now))
 }
 
 /// Refuses an id that is too old, or from the future.
 fn check_age(id: CommandId, now: Timestamp) -> Result<(), ErrorBody> {
-    let Some(minted) =
-        id.millis().and_then(|ms| i64::try_from(ms).ok()).and_then(|ms| ms.checked_mul(1000))
-    else {
-        return Err(refused(
-            ErrorCode::InvalidArgument,
-            "id",
-            format!("command id {id} is no UUIDv7"),
-        ));
+    let Some(minted) = id.millis().and_then(|ms| i64::try_from(ms).ok()).and_then(|ms| ms.checked_mul(1000)) else {
+        return Err(refused(ErrorCode::InvalidArgument, "id", format!("command id {id} is no UUIDv7")));
     };
     let minted = Timestamp::from_micros(minted);
     if now > minted.plus(COMMAND_AGE_MAX) {
-        let text = format!(
-            "command id {id} is of {minted}, more than {} s ago",
-            COMMAND_AGE_MAX.as_secs()
-        );
+        let text = format!("command id {id} is of {minted}, more than {} s ago", COMMAND_AGE_MAX.as_secs());
         return Err(refused(ErrorCode::Expired, "id", text));
     }
     if minted > now.plus(COMMAND_AHEAD_MAX) {
@@ -185,8 +166,7 @@ fn no_such_run(run: RunId) -> ErrorBody {
 fn open_run(run: &Run) -> ErrorBody {
     let state = format!("{:?}", run.state).to_lowercase();
     if run.end.is_some() {
-        let message =
-            format!("run {} is {state} but still open: its log is not yet sealed", run.id);
+        let message = format!("run {} is {state} but still open: its log is not yet sealed", run.id);
         ErrorBody { retryable: true, ..ErrorBody::new(ErrorCode::FailedPrecondition, message) }
     } else {
         ErrorBody::new(ErrorCode::FailedPrecondition, format!("run {} is open: {state}", run.id))

@@ -8,11 +8,7 @@ use acri::{
     event::AgentRemoved,
 };
 
-pub(super) fn decide(
-    agent: &Agent,
-    command: &Command,
-    data: &RemoveAgent,
-) -> Result<Decided, ErrorBody> {
+pub(super) fn decide(agent: &Agent, command: &Command, data: &RemoveAgent) -> Result<Decided, ErrorBody> {
     if agent.removed() {
         return Err(is_removed());
     }
@@ -23,6 +19,5 @@ pub(super) fn decide(
 }
 
 pub(super) fn repeat(agent: &Agent, reason: &str, data: &RemoveAgent) -> Option<Decided> {
-    (reason == data.reason)
-        .then_some(Decided::Known(Answer::Removed(RemoveAck { agent: agent.id })))
+    (reason == data.reason).then_some(Decided::Known(Answer::Removed(RemoveAck { agent: agent.id })))
 }

@@ -6,15 +6,10 @@ use super::{
 };
 use crate::appender::{Answer, Command};
 use acri::{
-    ErrorBody, ErrorCode, RunId, command::StartRun, event::RunAccepted, id::Sha256Digest,
-    limits::RUNS_PER_AGENT_MAX,
+    ErrorBody, ErrorCode, RunId, command::StartRun, event::RunAccepted, id::Sha256Digest, limits::RUNS_PER_AGENT_MAX,
 };
 
-pub(super) fn decide(
-    agent: &Agent,
-    command: &Command,
-    data: &StartRun,
-) -> Result<Decided, ErrorBody> {
+pub(super) fn decide(agent: &Agent, command: &Command, data: &StartRun) -> Result<Decided, ErrorBody> {
     if agent.removed() {
         return Err(is_removed());
     }
@@ -23,22 +18,13 @@ pub(super) fn decide(
     }
     if agent.runs.len() >= RUNS_PER_AGENT_MAX {
         let text = format!("the agent has had {RUNS_PER_AGENT_MAX} runs, the most it may have");
-        return Err(ErrorBody {
-            retryable: false,
-            ..ErrorBody::new(ErrorCode::ResourceExhausted, text)
-        });
+        return Err(ErrorBody { retryable: false, ..ErrorBody::new(ErrorCode::ResourceExhausted, text) });
     }
     let run = RunId::derive(agent.id, command.id);
     Ok(Decided::Append(Draft::caused(command, Some(run), RunAccepted { task: data.task.clone() })))
 }
 
 /// The handle, even after the run has ended.
-pub(super) fn repeat(
-    agent: &Agent,
-    run: RunId,
-    task: Sha256Digest,
-    data: &StartRun,
-) -> Option<Decided> {
-    (task_digest(&data.task) == task)
-        .then(|| Decided::Known(Answer::Started(agent.run_handle(run))))
+pub(super) fn repeat(agent: &Agent, run: RunId, task: Sha256Digest, data: &StartRun) -> Option<Decided> {
+    (task_digest(&data.task) == task).then(|| Decided::Known(Answer::Started(agent.run_handle(run))))
 }

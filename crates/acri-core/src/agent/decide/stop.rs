@@ -25,17 +25,13 @@ pub(super) fn decide(
         return Err(ErrorBody::new(ErrorCode::FailedPrecondition, format!("run {run} has ended")));
     }
     if state.kill.is_some() {
-        return Err(ErrorBody::new(
-            ErrorCode::FailedPrecondition,
-            format!("run {run} is being killed"),
-        ));
+        return Err(ErrorBody::new(ErrorCode::FailedPrecondition, format!("run {run} is being killed")));
     }
     let mut deadline = now.plus(data.grace());
     if let Some(stop) = &state.stop {
         deadline = deadline.min(stop.deadline);
     }
-    let event =
-        RunStopRequested { reason: data.reason.clone(), deadline, on_expiry: data.on_expiry };
+    let event = RunStopRequested { reason: data.reason.clone(), deadline, on_expiry: data.on_expiry };
     Ok(Decided::Append(Draft::caused(command, Some(run), event)))
 }
 

@@ -9,8 +9,8 @@ use crate::{
 use acri::{
     Epoch, Event, RunId, StreamSeq, Subject,
     event::{
-        AgentAssigned, AgentRemoved, FailReason, RunAccepted, RunFailed, RunKillRequested,
-        RunLogsSealed, RunResumed, RunStarted, RunStopExpired,
+        AgentAssigned, AgentRemoved, FailReason, RunAccepted, RunFailed, RunKillRequested, RunLogsSealed, RunResumed,
+        RunStarted, RunStopExpired,
     },
     id::{LogSeq, Sha256Digest},
 };
@@ -68,12 +68,7 @@ fn agents_may_be_interleaved() {
     verifier.push(&other[0].0, &between);
     verifier.push(&one[1].0, &one[1].1);
     let report = verifier.finish();
-    assert_eq!(
-        (report.agents, report.runs, report.problem_count),
-        (2, 1, 1),
-        "{:?}",
-        report.problems
-    );
+    assert_eq!((report.agents, report.runs, report.problem_count), (2, 1, 1), "{:?}", report.problems);
     assert!(report.problems[0].what.contains("a second time"), "both worlds mint the same ids");
 }
 
@@ -95,16 +90,11 @@ fn loss_change_and_disorder_are_found_by_both() {
         assert!(!found(&doubled).is_empty(), "event {at} twice");
 
         let mut changed = whole.clone();
-        if let Some(byte) =
-            changed[at].1.bytes.iter_mut().rev().find(|byte| byte.is_ascii_lowercase())
-        {
+        if let Some(byte) = changed[at].1.bytes.iter_mut().rev().find(|byte| byte.is_ascii_lowercase()) {
             *byte = b'z';
         }
         assert!(!found(&changed).is_empty(), "event {at} changed");
-        assert!(
-            Agent::fold(changed.iter().map(|(_, stored)| stored)).is_err(),
-            "event {at} changed"
-        );
+        assert!(Agent::fold(changed.iter().map(|(_, stored)| stored)).is_err(), "event {at} changed");
     }
 }
 

@@ -36,14 +36,8 @@ fn a_repeat_gets_the_first_answer() {
 
 #[test]
 fn an_id_used_for_something_else_is_refused() {
-    for last in [
-        "start r1 other",
-        "stop r1 r1 5ms",
-        "start create",
-        "kill s1 r1",
-        "stop s1 r1 500ms keep",
-        "remove r1",
-    ] {
+    for last in ["start r1 other", "stop r1 r1 5ms", "start create", "kill s1 r1", "stop s1 r1 500ms keep", "remove r1"]
+    {
         let mut player = Player::new();
         for line in ["create", "start r1 t", "stop s1 r1 500ms"] {
             player.line(line);
@@ -119,12 +113,7 @@ fn only_one_run_is_open_and_the_refusal_names_it() {
 }
 
 /// Plays lines, then gives one command with its own id and expiry.
-fn give(
-    lines: &[&str],
-    id: impl FnOnce(&mut Player) -> CommandId,
-    expires_ms: Option<i64>,
-    order: Order,
-) -> Answer {
+fn give(lines: &[&str], id: impl FnOnce(&mut Player) -> CommandId, expires_ms: Option<i64>, order: Order) -> Answer {
     let mut player = Player::new();
     for line in lines {
         player.line(line);
@@ -132,16 +121,14 @@ fn give(
     let id = id(&mut player);
     player.world.set_command_id("given", id);
     let mut command = player.world.command("given", order);
-    command.expires =
-        expires_ms.map(|ms| acri::Timestamp::from_micros(player.world.now.as_micros() + ms * 1000));
+    command.expires = expires_ms.map(|ms| acri::Timestamp::from_micros(player.world.now.as_micros() + ms * 1000));
     let asker = player.world.asker();
     let mut out = player.world.step(Input::Command(asker, command));
     if player.world.append.is_some() {
         out.extend(player.bus("ack"));
     }
-    let mut answers = out.into_iter().filter_map(|output| {
-        if let Output::Reply(_, answer) = output { Some(answer) } else { None }
-    });
+    let mut answers =
+        out.into_iter().filter_map(|output| if let Output::Reply(_, answer) = output { Some(answer) } else { None });
     answers.next_back().expect("an answer")
 }
 
@@ -157,11 +144,7 @@ fn code(answer: &Answer) -> Option<ErrorCode> {
 fn a_command_that_is_too_old_or_from_the_future_is_refused() {
     let day = "+86400000ms";
     let fresh = |player: &mut Player| player.world.command_id("fresh");
-    assert_eq!(
-        code(&give(&["create"], fresh, Some(-1), start())),
-        Some(ErrorCode::Expired),
-        "by its own word"
-    );
+    assert_eq!(code(&give(&["create"], fresh, Some(-1), start())), Some(ErrorCode::Expired), "by its own word");
     assert_eq!(code(&give(&["create"], fresh, Some(0), start())), None, "at the last moment");
     let old = |player: &mut Player| player.world.command_id("create");
     assert_eq!(code(&give(&["create", day], old, None, start())), Some(ErrorCode::IdReused));
@@ -188,10 +171,7 @@ fn an_accepted_command_that_expired_by_its_own_word_still_gets_its_answer() {
 fn a_task_that_makes_the_event_too_large_is_refused_by_name() {
     let fresh = |player: &mut Player| player.world.command_id("fresh");
     let task = Payload::text("x".repeat(EVENT_BODY_BYTES_MAX));
-    let Answer::Refused(error) = give(&["create"], fresh, None, Order::Start(StartRun { task }))
-    else {
-        panic!()
-    };
+    let Answer::Refused(error) = give(&["create"], fresh, None, Order::Start(StartRun { task })) else { panic!() };
     assert_eq!((error.code, error.field.as_deref()), (ErrorCode::TooLarge, Some("task")));
 }
 
@@ -200,10 +180,7 @@ fn a_create_that_is_too_large_or_expired_leaves_no_agent() {
     let mut player = Player::new();
     player.world.spec.labels.insert("x".to_owned(), "x".repeat(EVENT_BODY_BYTES_MAX));
     let said = player.line("create").join("; ");
-    assert!(
-        said.contains("ACRI-0010") && said.contains("`spec`") && said.ends_with("HALT not ours"),
-        "{said}"
-    );
+    assert!(said.contains("ACRI-0010") && said.contains("`spec`") && said.ends_with("HALT not ours"), "{said}");
     let mut player = Player::new();
     player.world.command_id("create");
     player.world.pass(std::time::Duration::from_secs(24 * 3600 + 1));
@@ -268,10 +245,7 @@ fn a_question_too_long_for_an_event_is_cut_and_says_so() {
     let source = Source { stream: Stream::Stdout, offset: 1, index: 0 };
     player.world.step(Input::Report(run, crate::appender::Report::Derived(source, event)));
     player.bus("ack");
-    let acri::Event::EscalationRaised(stored) = &player.world.envelopes().last().unwrap().event
-    else {
-        panic!()
-    };
+    let acri::Event::EscalationRaised(stored) = &player.world.envelopes().last().unwrap().event else { panic!() };
     assert!(stored.question.ends_with("(cut, 524288 bytes)"));
 }
 
@@ -284,7 +258,5 @@ fn another_spec_under_the_same_create_is_refused() {
     let command = player.world.command("create", Order::Create(CreateAgent { spec }));
     let asker = player.world.asker();
     let out = player.world.step(Input::Command(asker, command));
-    assert!(
-        matches!(&out[0], Output::Reply(_, Answer::Refused(error)) if error.code == ErrorCode::IdReused)
-    );
+    assert!(matches!(&out[0], Output::Reply(_, Answer::Refused(error)) if error.code == ErrorCode::IdReused));
 }

@@ -5,15 +5,8 @@ use super::sim::Sim;
 use crate::appender::Effect;
 
 const EFFECTS: [&str; 5] = ["attach", "spawn", "stop", "kill", "pump"];
-const MISHAPS: [&str; 7] = [
-    "none",
-    "fails",
-    "is repeated",
-    "loses its answer",
-    "crash before",
-    "crash after",
-    "crash before, twice",
-];
+const MISHAPS: [&str; 7] =
+    ["none", "fails", "is repeated", "loses its answer", "crash before", "crash after", "crash before, twice"];
 
 fn is(effect: &Effect, name: &str) -> bool {
     match effect {

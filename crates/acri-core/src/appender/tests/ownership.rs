@@ -458,13 +458,9 @@ fn an_unknown_event_is_skipped_and_counted() {
         player.line(line);
     }
     let (run, epoch) = (player.world.run("r1"), player.world.envelopes()[0].epoch);
-    let event =
-        acri::Event::Unknown { type_name: "run.danced".to_owned(), data: acri::value::Value::Nil };
+    let event = acri::Event::Unknown { type_name: "run.danced".to_owned(), data: acri::value::Value::Nil };
     player.world.foreign(Some(run), epoch, event);
-    let event = acri::Event::Unknown {
-        type_name: "agent.danced".to_owned(),
-        data: acri::value::Value::Nil,
-    };
+    let event = acri::Event::Unknown { type_name: "agent.danced".to_owned(), data: acri::value::Value::Nil };
     player.world.foreign(None, epoch, event);
     player.line("adopt");
     player.line("r1 started");

@@ -13,9 +13,7 @@ fn act(sim: &mut Sim, what: u8, how: u8) {
         4 => sim.command("kill", again),
         5 => sim.command(if how < 16 { "remove" } else { "status" }, again),
         6..=9 => sim.bus("ack"),
-        10 => {
-            sim.bus(["lose", "drop", "dup", "conflict", "hidden", "refuse"][usize::from(how) % 6])
-        }
+        10 => sim.bus(["lose", "drop", "dup", "conflict", "hidden", "refuse"][usize::from(how) % 6]),
         11..=14 => sim.perform(usize::from(how), false),
         15 => sim.perform(usize::from(how), true),
         16 => sim.exit(i32::from(how % 2)),

@@ -16,10 +16,7 @@ use crate::appender::{Input, Order, Output, Report, Token};
 use acri::{
     ErrorBody, ErrorCode, Event, Payload, codec,
     command::{CreateAgent, KillRun, OnExpiry, RemoveAgent, StartRun, StopRun},
-    event::{
-        EscalationRaised, ExitStatus, FailReason, RunResumed, RunStarted, RunWaiting, Source,
-        WaitReason,
-    },
+    event::{EscalationRaised, ExitStatus, FailReason, RunResumed, RunStarted, RunWaiting, Source, WaitReason},
     id::{LogSeq, Sha256Digest},
     log::Stream,
 };
@@ -104,8 +101,7 @@ impl Player {
             ["late", run] => {
                 let run = self.world.run(run);
                 let epoch = self.world.envelopes().last().unwrap().epoch;
-                let event =
-                    EscalationRaised { escalation: "late".to_owned(), question: "late".to_owned() };
+                let event = EscalationRaised { escalation: "late".to_owned(), question: "late".to_owned() };
                 self.world.foreign(Some(run), epoch, event.into());
                 Vec::new()
             }
@@ -116,18 +112,12 @@ impl Player {
             ["stale"] => {
                 let before = self.world.machine.as_ref().unwrap().stale_count();
                 let out = self.world.step(Input::Appended(Token(0), self.world.last()));
-                said.push(format!(
-                    "stale +{}",
-                    self.world.machine.as_ref().unwrap().stale_count() - before
-                ));
+                said.push(format!("stale +{}", self.world.machine.as_ref().unwrap().stale_count() - before));
                 out
             }
             ["done"] => {
                 let effects = std::mem::take(&mut self.effects);
-                effects
-                    .into_iter()
-                    .flat_map(|token| self.world.step(Input::EffectDone(token)))
-                    .collect()
+                effects.into_iter().flat_map(|token| self.world.step(Input::EffectDone(token))).collect()
             }
             ["read"] => self.world.read(),
             ["readfail"] => {
@@ -154,16 +144,14 @@ impl Player {
     /// The bus answers the append that is under way, in this manner.
     pub(super) fn bus(&mut self, how: &str) -> Vec<Output> {
         let append = self.world.append.take().expect("an append is under way");
-        let stored =
-            matches!(how, "ack" | "lose" | "dup").then(|| self.world.put(&append)).flatten();
+        let stored = matches!(how, "ack" | "lose" | "dup").then(|| self.world.put(&append)).flatten();
         let input = match (how, stored) {
             ("ack", Some(seq)) => Input::Appended(append.token, seq),
             ("dup", Some(seq)) => Input::Duplicate(append.token, seq),
             ("lose" | "drop", _) => Input::Unknown(append.token),
-            ("refuse", _) => Input::Refused(
-                append.token,
-                ErrorBody::new(ErrorCode::ResourceExhausted, "the stream is full"),
-            ),
+            ("refuse", _) => {
+                Input::Refused(append.token, ErrorBody::new(ErrorCode::ResourceExhausted, "the stream is full"))
+            }
             _ => Input::Conflict(append.token),
         };
         self.world.step(input)
@@ -171,26 +159,14 @@ impl Player {
 
     fn command(&mut self, verb: &str, rest: &[&str]) -> Vec<Output> {
         let (name, order) = match (verb, rest) {
-            ("create", [name]) => {
-                (*name, Order::Create(CreateAgent { spec: self.world.spec.clone() }))
-            }
-            ("start", [name, task @ ..]) => {
-                (*name, Order::Start(StartRun { task: Payload::text(task.join(" ")) }))
-            }
+            ("create", [name]) => (*name, Order::Create(CreateAgent { spec: self.world.spec.clone() })),
+            ("start", [name, task @ ..]) => (*name, Order::Start(StartRun { task: Payload::text(task.join(" ")) })),
             ("stop", [name, run, grace, rest @ ..]) => {
                 let grace_ms = Some(u64::try_from(millis(grace).as_millis()).unwrap());
                 let on_expiry = if rest.is_empty() { OnExpiry::Kill } else { OnExpiry::Keep };
-                (
-                    *name,
-                    Order::Stop(
-                        self.world.run(run),
-                        StopRun { reason: format!("{name}!"), grace_ms, on_expiry },
-                    ),
-                )
+                (*name, Order::Stop(self.world.run(run), StopRun { reason: format!("{name}!"), grace_ms, on_expiry }))
             }
-            ("kill", [name, run]) => {
-                (*name, Order::Kill(self.world.run(run), KillRun { reason: format!("{name}!") }))
-            }
+            ("kill", [name, run]) => (*name, Order::Kill(self.world.run(run), KillRun { reason: format!("{name}!") })),
             ("remove", [name]) => (*name, Order::Remove(RemoveAgent { reason: "done".to_owned() })),
             ("status", [run]) => ("status", Order::Status(Some(self.world.run(run)))),
             _ => ("status", Order::Status(None)),
@@ -206,12 +182,8 @@ impl Player {
             Report::Derived(Source { stream, offset: offset.parse().unwrap(), index: 0 }, event)
         };
         match words {
-            ["started"] => {
-                Report::Started(RunStarted { tree_control: None, isolation: None, pid: None })
-            }
-            ["notstarted"] => {
-                Report::NotStarted(FailReason::SpawnFailed, "no such program".to_owned())
-            }
+            ["started"] => Report::Started(RunStarted { tree_control: None, isolation: None, pid: None }),
+            ["notstarted"] => Report::NotStarted(FailReason::SpawnFailed, "no such program".to_owned()),
             ["neverstarted"] => Report::NeverStarted,
             ["exit", rest @ ..] => self.exit(rest),
             ["lost", "node"] => Report::Lost(FailReason::NodeLost, "it was silent".to_owned()),
@@ -222,9 +194,7 @@ impl Player {
                 offset,
                 EscalationRaised { escalation: "e".to_owned(), question: "why?".to_owned() }.into(),
             ),
-            ["wait", stream, offset] => {
-                derived(stream, offset, RunWaiting { reason: WaitReason::ToolCall }.into())
-            }
+            ["wait", stream, offset] => derived(stream, offset, RunWaiting { reason: WaitReason::ToolCall }.into()),
             ["resume", stream, offset] => derived(stream, offset, RunResumed {}.into()),
             ["logs", count, rest @ ..] => Report::LogsDone {
                 count: LogSeq(count.parse().unwrap()),
@@ -241,15 +211,11 @@ impl Player {
                 (Some(ExitStatus { code: None, signal: Some(signal.parse().unwrap()) }), rest)
             }
             ["?" | "orphaned", ..] => (None, words),
-            [code, rest @ ..] => {
-                (Some(ExitStatus { code: Some(code.parse().unwrap()), signal: None }), rest)
-            }
+            [code, rest @ ..] => (Some(ExitStatus { code: Some(code.parse().unwrap()), signal: None }), rest),
             [] => (None, words),
         };
         let killed = match rest {
-            ["killed", name] => {
-                Some((self.world.command_id(name), "ann".to_owned(), format!("{name}!")))
-            }
+            ["killed", name] => Some((self.world.command_id(name), "ann".to_owned(), format!("{name}!"))),
             _ => None,
         };
         Report::Exited { status, killed, orphaned: rest.contains(&"orphaned") }

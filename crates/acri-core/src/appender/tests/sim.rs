@@ -6,10 +6,7 @@ use crate::appender::{Answer, Effect, Halt, Input, Order, Output, Report, Token}
 use acri::{
     CommandId, Epoch, ErrorBody, ErrorCode, Event, Payload, RunId,
     command::{KillRun, OnExpiry, RemoveAgent, StartRun, StopRun},
-    event::{
-        EscalationRaised, ExitStatus, FailReason, RunResumed, RunStarted, RunWaiting, Source,
-        WaitReason,
-    },
+    event::{EscalationRaised, ExitStatus, FailReason, RunResumed, RunStarted, RunWaiting, Source, WaitReason},
     id::{LogSeq, Sha256Digest},
     log::Stream,
 };
@@ -84,8 +81,7 @@ impl Sim {
 
     /// The open run, or else the one whose Start was given last.
     fn last_run(&mut self) -> Option<RunId> {
-        if let Some(run) = self.world.machine.as_ref().and_then(crate::appender::Appender::open_run)
-        {
+        if let Some(run) = self.world.machine.as_ref().and_then(crate::appender::Appender::open_run) {
             return Some(run);
         }
         let name = self.runs.last()?.clone();
@@ -99,8 +95,7 @@ impl Sim {
 
     /// A command by a fresh id, or a repeat of the newest of its kind.
     pub(super) fn command(&mut self, kind: &str, again: bool) {
-        let name =
-            if again && self.named > 0 { format!("{kind}{}", self.named) } else { self.name(kind) };
+        let name = if again && self.named > 0 { format!("{kind}{}", self.named) } else { self.name(kind) };
         let run = self.last_run().unwrap_or_else(|| RunId::from_uuid(uuid::Uuid::nil()));
         let order = match kind {
             "start" => {
@@ -109,14 +104,12 @@ impl Sim {
                 }
                 Order::Start(StartRun { task: Payload::text("t") })
             }
-            "stop" => Order::Stop(
-                run,
-                StopRun { reason: "s".to_owned(), grace_ms: Some(4000), on_expiry: OnExpiry::Kill },
-            ),
-            "keep" => Order::Stop(
-                run,
-                StopRun { reason: "s".to_owned(), grace_ms: Some(2000), on_expiry: OnExpiry::Keep },
-            ),
+            "stop" => {
+                Order::Stop(run, StopRun { reason: "s".to_owned(), grace_ms: Some(4000), on_expiry: OnExpiry::Kill })
+            }
+            "keep" => {
+                Order::Stop(run, StopRun { reason: "s".to_owned(), grace_ms: Some(2000), on_expiry: OnExpiry::Keep })
+            }
             "kill" => Order::Kill(run, KillRun { reason: "k".to_owned() }),
             "remove" => Order::Remove(RemoveAgent { reason: String::new() }),
             _ => Order::Status(None),
@@ -137,16 +130,12 @@ impl Sim {
             return self.take(out);
         }
         let Some(append) = self.world.append.take() else { return };
-        let stored = matches!(how, "ack" | "lose" | "dup" | "hidden")
-            .then(|| self.world.put(&append))
-            .flatten();
+        let stored = matches!(how, "ack" | "lose" | "dup" | "hidden").then(|| self.world.put(&append)).flatten();
         self.give(match (how, stored) {
             ("ack", Some(seq)) => Input::Appended(append.token, seq),
             ("dup", Some(seq)) => Input::Duplicate(append.token, seq),
             ("lose" | "drop", _) => Input::Unknown(append.token),
-            ("refuse", _) => {
-                Input::Refused(append.token, ErrorBody::new(ErrorCode::Unavailable, "full"))
-            }
+            ("refuse", _) => Input::Refused(append.token, ErrorBody::new(ErrorCode::Unavailable, "full")),
             _ => Input::Conflict(append.token),
         });
     }
@@ -227,11 +216,7 @@ impl Sim {
         for run in self.harnesses.keys().copied().collect::<Vec<_>>() {
             let harness = &self.harnesses[&run];
             if harness.pumped && harness.exit.is_some() {
-                let done = Report::LogsDone {
-                    count: LogSeq(1),
-                    chain: Sha256Digest::default(),
-                    gap: false,
-                };
+                let done = Report::LogsDone { count: LogSeq(1), chain: Sha256Digest::default(), gap: false };
                 self.give(Input::Report(run, done));
             }
         }
@@ -239,10 +224,7 @@ impl Sim {
 
     fn report_exit(&mut self, run: RunId) {
         let Some((status, killed)) = self.harnesses[&run].exit.clone() else { return };
-        self.give(Input::Report(
-            run,
-            Report::Exited { status: Some(status), killed, orphaned: false },
-        ));
+        self.give(Input::Report(run, Report::Exited { status: Some(status), killed, orphaned: false }));
     }
 
     /// Carries out the effect at this place in the list; `fails`: it comes to
@@ -274,10 +256,7 @@ impl Sim {
             }
             Effect::Spawn { .. } => {
                 if !harness.begun && (fails || harness.latch.is_some()) {
-                    self.give(Input::Report(
-                        run,
-                        Report::NotStarted(FailReason::SpawnFailed, "no".to_owned()),
-                    ));
+                    self.give(Input::Report(run, Report::NotStarted(FailReason::SpawnFailed, "no".to_owned())));
                 } else {
                     // A driver finds what a repeat has begun already.
                     harness.begun = true;
@@ -296,8 +275,7 @@ impl Sim {
                     let record = (command, principal, reason);
                     let latch = harness.latch.get_or_insert(record).clone();
                     if harness.begun && harness.exit.is_none() {
-                        harness.exit =
-                            Some((ExitStatus { code: None, signal: Some(9) }, Some(latch)));
+                        harness.exit = Some((ExitStatus { code: None, signal: Some(9) }, Some(latch)));
                     }
                     if harness.session {
                         self.report_exit(run);
@@ -339,19 +317,13 @@ impl Sim {
                     self.lost = matches!(halt, Halt::HistoryLost);
                     return self.crash();
                 }
-                Output::Append { .. }
-                | Output::Reread { .. }
-                | Output::WakeAt(_)
-                | Output::Retired => {}
+                Output::Append { .. } | Output::Reread { .. } | Output::WakeAt(_) | Output::Retired => {}
             }
         }
     }
 
     fn check_effect(&mut self, run: RunId, effect: &Effect) {
-        assert!(
-            self.has(run, |event| matches!(event.event, Event::RunAccepted(_))),
-            "{effect:?} before run.accepted"
-        );
+        assert!(self.has(run, |event| matches!(event.event, Event::RunAccepted(_))), "{effect:?} before run.accepted");
         match effect {
             Effect::Spawn { .. } => {
                 let harness = self.harnesses.entry(run).or_default();
@@ -367,7 +339,9 @@ impl Sim {
 
     fn check_answer(&mut self, answer: &Answer) {
         match answer {
-            Answer::Started(handle) => assert!(self.has(handle.run, |event| matches!(event.event, Event::RunAccepted(_)))),
+            Answer::Started(handle) => {
+                assert!(self.has(handle.run, |event| matches!(event.event, Event::RunAccepted(_))))
+            }
             Answer::Stopping(ack) => assert!(self.has(ack.run, |event| {
                 matches!(&event.event, Event::RunStopRequested(data) if data.deadline == ack.deadline)
             })),
@@ -395,8 +369,7 @@ impl Sim {
                 self.bus("ack");
             }
             if self.world.machine.as_ref().is_some_and(|machine| {
-                let owns =
-                    machine.state().owner().epoch == machine.epoch() || machine.state().removed();
+                let owns = machine.state().owner().epoch == machine.epoch() || machine.state().removed();
                 owns && machine.open_run().is_none()
             }) {
                 break;
@@ -417,29 +390,16 @@ impl Sim {
         let report = crate::check::verify(&self.world.store);
         assert_eq!(report.problems, []);
         let events = self.world.envelopes();
-        let runs = events
-            .iter()
-            .filter(|event| matches!(event.event, Event::RunAccepted(_)))
-            .filter_map(|event| event.run);
+        let runs =
+            events.iter().filter(|event| matches!(event.event, Event::RunAccepted(_))).filter_map(|event| event.run);
         for run in runs {
             let of_run = || events.iter().filter(|event| event.run == Some(run));
-            assert_eq!(
-                of_run().filter(|event| event.event.is_terminal()).count(),
-                1,
-                "one end of run {run}"
-            );
-            assert_eq!(
-                of_run().filter(|event| matches!(event.event, Event::RunLogsSealed(_))).count(),
-                1
-            );
+            assert_eq!(of_run().filter(|event| event.event.is_terminal()).count(), 1, "one end of run {run}");
+            assert_eq!(of_run().filter(|event| matches!(event.event, Event::RunLogsSealed(_))).count(), 1);
             let mut sources: Vec<Source> = of_run().filter_map(|event| event.source).collect();
             let derived = sources.len();
             sources.dedup();
-            assert_eq!(
-                (derived, sources.is_sorted()),
-                (sources.len(), true),
-                "each source once, in order"
-            );
+            assert_eq!((derived, sources.is_sorted()), (sources.len(), true), "each source once, in order");
         }
     }
 }

@@ -45,10 +45,9 @@ pub(super) fn event(envelope: &EventEnvelope, start: Timestamp) -> String {
         Event::EscalationRaised(data) => data.question.chars().take(40).collect(),
         Event::AgentAssigned(_) => format!("epoch {}", envelope.epoch),
         Event::AgentRemoved(data) => data.reason.clone(),
-        Event::AgentCreated(_)
-        | Event::RunStarted(_)
-        | Event::RunResumed(_)
-        | Event::RunStopExpired(_) => String::new(),
+        Event::AgentCreated(_) | Event::RunStarted(_) | Event::RunResumed(_) | Event::RunStopExpired(_) => {
+            String::new()
+        }
         Event::Unknown { .. } => "?".to_owned(),
     };
     if data.is_empty() { name.to_owned() } else { format!("{name}({data})") }

@@ -1,13 +1,10 @@
 //! A world of one agent: an event store, a clock, ids, and one machine or
 //! none.
 
-use crate::appender::{
-    Appender, Asker, Command, Creation, Ctx, Halt, Input, Me, Order, Output, Stored, Token,
-};
+use crate::appender::{Appender, Asker, Command, Creation, Ctx, Halt, Input, Me, Order, Output, Stored, Token};
 use acri::{
-    AgentId, AgentSpec, CapabilitySet, CommandId, Epoch, Event, EventEnvelope, EventId,
-    HarnessType, Incarnation, RunId, StreamSeq, Subject, Timestamp, codec, command::CreateAgent,
-    event::AgentAssigned, id::Sha256Digest,
+    AgentId, AgentSpec, CapabilitySet, CommandId, Epoch, Event, EventEnvelope, EventId, HarnessType, Incarnation,
+    RunId, StreamSeq, Subject, Timestamp, codec, command::CreateAgent, event::AgentAssigned, id::Sha256Digest,
 };
 use std::{collections::BTreeMap, time::Duration};
 use uuid::Uuid;
@@ -70,9 +67,10 @@ impl World {
     pub(super) fn command_id(&mut self, name: &str) -> CommandId {
         let millis = u128::try_from(self.now.as_micros() / 1000).unwrap();
         let number = self.commands.len() as u128 + 1;
-        *self.commands.entry(name.to_owned()).or_insert_with(|| {
-            CommandId::from_uuid(Uuid::from_u128((millis << 80) | (7 << 76) | (2 << 62) | number))
-        })
+        *self
+            .commands
+            .entry(name.to_owned())
+            .or_insert_with(|| CommandId::from_uuid(Uuid::from_u128((millis << 80) | (7 << 76) | (2 << 62) | number)))
     }
 
     pub(super) fn set_command_id(&mut self, name: &str, id: CommandId) {
@@ -153,9 +151,7 @@ impl World {
     }
 
     pub(super) fn step(&mut self, input: Input) -> Vec<Output> {
-        let out = self.with_ctx(|machine, ctx| {
-            machine.as_mut().map_or_else(Vec::new, |made| made.step(input, ctx))
-        });
+        let out = self.with_ctx(|machine, ctx| machine.as_mut().map_or_else(Vec::new, |made| made.step(input, ctx)));
         self.note(&out);
         out
     }
@@ -164,8 +160,7 @@ impl World {
         for output in out {
             if let Output::Append { token, subject, expect, bytes, .. } = output {
                 assert!(self.append.is_none() && self.read.is_none(), "one slot at a time");
-                let (token, subject, expect, bytes) =
-                    (*token, subject.clone(), *expect, bytes.clone());
+                let (token, subject, expect, bytes) = (*token, subject.clone(), *expect, bytes.clone());
                 self.append = Some(UnderWay { token, subject, expect, bytes });
             }
             if let Output::Reread { token, after } = output {
@@ -189,23 +184,14 @@ impl World {
         // Other agents share the stream.
         self.next_seq += 3;
         self.events.push(codec::from_msgpack(&append.bytes).unwrap());
-        self.store.push((
-            append.subject.clone(),
-            Stored { seq, time: self.now, bytes: append.bytes.clone() },
-        ));
+        self.store.push((append.subject.clone(), Stored { seq, time: self.now, bytes: append.bytes.clone() }));
         Some(seq)
     }
 
     /// Answers the read that is under way from what is stored.
     pub(super) fn read(&mut self) -> Vec<Output> {
         let (token, after) = self.read.take().expect("a read is under way");
-        let newer = self
-            .store
-            .iter()
-            .map(|(_, stored)| stored)
-            .filter(|stored| stored.seq > after)
-            .cloned()
-            .collect();
+        let newer = self.store.iter().map(|(_, stored)| stored).filter(|stored| stored.seq > after).cloned().collect();
         let last = self.last();
         self.step(Input::Caught(token, newer, last))
     }
@@ -254,12 +240,8 @@ impl World {
             event,
         };
         let subject = Subject::Event(last.agent, run, envelope.event.type_name().to_owned());
-        let append = UnderWay {
-            token: Token(0),
-            subject,
-            expect: self.last(),
-            bytes: codec::to_msgpack(&envelope).unwrap(),
-        };
+        let append =
+            UnderWay { token: Token(0), subject, expect: self.last(), bytes: codec::to_msgpack(&envelope).unwrap() };
         self.put(&append);
     }
 
