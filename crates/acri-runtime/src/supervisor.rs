@@ -97,7 +97,8 @@ impl Actor for Supervisor {
                 }
             }
             Msg::Readopt { agent, from, history_lost } => {
-                if state.agents.get(&agent).is_some_and(|actor| actor.get_id() == from) {
+                // Its end may have been heard of before its wish.
+                if state.agents.get(&agent).is_none_or(|actor| actor.get_id() == from) {
                     state.agents.remove(&agent);
                     state.replace(&myself, agent, history_lost);
                 }
