@@ -8,10 +8,10 @@ use acri::{
     event::{KillCause, TYPE_NAMES},
     status::{Phase, Termination},
 };
-use acri_client::{Client, Error};
+use acri_client::Error;
 use acri_tests::{
     eventually,
-    look::{ended, epochs, event, last_event, sealed, types, verified, written},
+    look::{ended, epochs, event, last_event, says, sealed, types, verified, written},
     process,
     site::begin,
 };
@@ -32,52 +32,24 @@ fn code<T: std::fmt::Debug>(outcome: Result<T, Error>) -> ErrorCode {
     outcome.unwrap_err().code()
 }
 
-async fn until_it_says(client: &Client, agent: AgentId, run: RunId, word: &str) {
-    let mut items = client.logs(agent, run, acri_client::Since::Start, true);
-    acri_tests::within(word, async {
-        use futures_util::StreamExt as _;
-        loop {
-            if let acri_client::LogItem::Event(event, _) = items.next().await.unwrap().unwrap()
-                && event.payload.as_bytes() == word.as_bytes()
-            {
-                return;
-            }
-        }
-    })
-    .await;
-}
-
 #[tokio::test]
 async fn a_run_goes_from_create_to_removal_and_each_step_is_an_event() {
     let site = site().await;
     let _node = site.node("n1").await;
     let client = site.client().await;
-    let agent =
-        client.create(site.spec("echo \"to do: $ACRI_TASK\"; echo oops >&2")).await.unwrap();
+    let agent = client.create(site.spec("echo \"to do: $ACRI_TASK\"; echo oops >&2")).await.unwrap();
     assert_eq!(agent.node.as_str(), "n1");
     assert!(client.status(agent.agent, None).await.unwrap().run.is_none());
     let run = client.start(agent.agent, Payload::text("write tests")).await.unwrap().run;
     let status = ended(&client, agent.agent, run).await;
-    assert_eq!(
-        (status.state, status.termination),
-        (RunState::Completed, Some(Termination::Completed))
-    );
+    assert_eq!((status.state, status.termination), (RunState::Completed, Some(Termination::Completed)));
     let written = written(&client, agent.agent, run).await;
-    assert_eq!(
-        (written.out(), written.err()),
-        (vec!["to do: write tests".to_owned()], vec!["oops".to_owned()])
-    );
+    assert_eq!((written.out(), written.err()), (vec!["to do: write tests".to_owned()], vec!["oops".to_owned()]));
     assert!(client.status(agent.agent, Some(run)).await.unwrap().run.unwrap().sealed);
     client.remove(agent.agent, "done").await.unwrap();
     assert!(client.status(agent.agent, None).await.unwrap().removed, "the events still tell");
-    let expected = [
-        "agent.created",
-        "run.accepted",
-        "run.started",
-        "run.completed",
-        "run.logs_sealed",
-        "agent.removed",
-    ];
+    let expected =
+        ["agent.created", "run.accepted", "run.started", "run.completed", "run.logs_sealed", "agent.removed"];
     assert_eq!(types(&client, agent.agent).await, expected);
     assert!(expected.iter().all(|name| TYPE_NAMES.contains(name)));
     verified(&client).await;
@@ -90,13 +62,12 @@ async fn a_program_that_ends_within_its_grace_is_stopped() {
     let client = site.client().await;
     let script = "trap 'echo saved; exit 7' TERM; echo up; while :; do sleep 0.02; done";
     let (agent, run) = site.run(&client, script).await;
-    until_it_says(&client, agent, run, "up").await;
+    says(&client, agent, run, "up").await;
     client.stop(agent, run, "enough", Some(SECONDS(30)), OnExpiry::Kill).await.unwrap();
     let status = ended(&client, agent, run).await;
     assert_eq!((status.state, status.exit.unwrap().code), (RunState::Stopped, Some(7)));
     assert_eq!(written(&client, agent, run).await.out(), ["up", "saved"]);
-    let Event::RunStopped(stopped) = event(&client, agent, "run.stopped").await.envelope.event
-    else {
+    let Event::RunStopped(stopped) = event(&client, agent, "run.stopped").await.envelope.event else {
         panic!("not stopped")
     };
     assert_eq!(stopped.reason, "enough");
@@ -114,21 +85,16 @@ async fn a_stop_that_expires_kills_and_one_that_keeps_lets_the_run_go_on() {
     let client = site.client().await;
     let deaf = "trap '' TERM; echo up; while :; do sleep 0.02; done";
     let (killed, kept) = tokio::join!(site.run(&client, deaf), site.run(&client, deaf));
-    until_it_says(&client, killed.0, killed.1, "up").await;
-    until_it_says(&client, kept.0, kept.1, "up").await;
+    says(&client, killed.0, killed.1, "up").await;
+    says(&client, kept.0, kept.1, "up").await;
     let grace = Some(Duration::from_millis(300));
     client.stop(killed.0, killed.1, "enough", grace, OnExpiry::Kill).await.unwrap();
     client.stop(kept.0, kept.1, "please", grace, OnExpiry::Keep).await.unwrap();
     assert_eq!(ended(&client, killed.0, killed.1).await.termination, Some(Termination::Killed));
-    let Event::RunKilled(event_killed) =
-        event(&client, killed.0, "run.killed").await.envelope.event
-    else {
+    let Event::RunKilled(event_killed) = event(&client, killed.0, "run.killed").await.envelope.event else {
         panic!("not killed")
     };
-    assert_eq!(
-        (event_killed.cause, event_killed.reason.as_str()),
-        (KillCause::GraceExpired, "enough")
-    );
+    assert_eq!((event_killed.cause, event_killed.reason.as_str()), (KillCause::GraceExpired, "enough"));
     event(&client, kept.0, "run.stop_expired").await;
     let status = client.status(kept.0, Some(kept.1)).await.unwrap().run.unwrap();
     assert_eq!((status.state, status.phase), (RunState::Running, None));
@@ -141,9 +107,8 @@ async fn a_stop_is_seen_as_a_phase_and_a_kill_overtakes_it() {
     let site = site().await;
     let _node = site.node("n1").await;
     let client = site.client().await;
-    let (agent, run) =
-        site.run(&client, "trap '' TERM; echo up; while :; do sleep 0.02; done").await;
-    until_it_says(&client, agent, run, "up").await;
+    let (agent, run) = site.run(&client, "trap '' TERM; echo up; while :; do sleep 0.02; done").await;
+    says(&client, agent, run, "up").await;
     client.stop(agent, run, "slowly", Some(SECONDS(60)), OnExpiry::Kill).await.unwrap();
     let status = client.status(agent, Some(run)).await.unwrap().run.unwrap();
     assert_eq!(status.phase, Some(Phase::Stopping));
@@ -166,8 +131,7 @@ async fn every_command_repeated_by_its_id_gets_the_same_answer_and_no_second_eve
     let mut first = site.node("n1").await;
     let second = site.node("n2").await;
     let client = site.client().await;
-    let ids: Vec<CommandId> =
-        futures_util::future::join_all((0..5).map(|_| client.mint_id())).await;
+    let ids: Vec<CommandId> = futures_util::future::join_all((0..5).map(|_| client.mint_id())).await;
     let spec = site.spec("trap 'exit 3' TERM; echo up; while :; do sleep 0.02; done");
     let handle = client.create_with_id(ids[0], spec.clone()).await.unwrap();
     let agent = handle.agent;
@@ -177,10 +141,9 @@ async fn every_command_repeated_by_its_id_gets_the_same_answer_and_no_second_eve
     }
     let task = Payload::text("a task");
     let run = client.start_with_id(ids[1], agent, task.clone()).await.unwrap();
-    until_it_says(&client, agent, run.run, "up").await;
+    says(&client, agent, run.run, "up").await;
     assert_eq!(client.start_with_id(ids[1], agent, task.clone()).await.unwrap(), run);
-    let stop =
-        || client.stop_with_id(ids[2], agent, run.run, "enough", Some(SECONDS(40)), OnExpiry::Kill);
+    let stop = || client.stop_with_id(ids[2], agent, run.run, "enough", Some(SECONDS(40)), OnExpiry::Kill);
     let stopping = stop().await.unwrap();
     assert_eq!(stop().await.unwrap(), stopping);
     ended(&client, agent, run.run).await;
@@ -232,7 +195,7 @@ async fn a_command_that_comes_a_day_late_is_refused_and_never_carried_out() {
     let _node = site.node("n1").await;
     let client = site.client().await;
     let (agent, run) = site.run(&client, "echo up; exec sleep 600").await;
-    until_it_says(&client, agent, run, "up").await;
+    says(&client, agent, run, "up").await;
     let before = last_event(&client).await;
     let late = id_aged(25);
     let expired = ErrorCode::Expired;
@@ -243,17 +206,12 @@ async fn a_command_that_comes_a_day_late_is_refused_and_never_carried_out() {
     assert_eq!(code(client.kill_with_id(late, agent, run, "").await), expired);
     assert_eq!(code(client.remove_with_id(late, agent, "").await), expired);
     assert_eq!(last_event(&client).await, before, "no state change");
-    assert_eq!(
-        client.status(agent, Some(run)).await.unwrap().run.unwrap().state,
-        RunState::Running
-    );
+    assert_eq!(client.status(agent, Some(run)).await.unwrap().run.unwrap().state, RunState::Running);
     assert!(!process::with_variable("ACRI_RUN", &run.to_string()).is_empty(), "the harness lives");
     // An hour late is early enough, and an hour early is not.
     client.kill_with_id(id_aged(1), agent, run, "").await.unwrap();
-    let ahead = uuid::Builder::from_unix_timestamp_millis(
-        client.mint_id().await.millis().unwrap() + 3_600_000,
-        &[7; 10],
-    );
+    let ahead =
+        uuid::Builder::from_unix_timestamp_millis(client.mint_id().await.millis().unwrap() + 3_600_000, &[7; 10]);
     let ahead = CommandId::from_uuid(ahead.into_uuid());
     assert_eq!(code(client.create_with_id(ahead, site.spec("true")).await), expired);
 }
@@ -370,7 +328,7 @@ async fn a_drained_node_leaves_its_runs_alive_and_its_next_start_takes_them_on()
     let client = site.client().await;
     let script = "echo up; while [ ! -e go ]; do sleep 0.02; done; echo went";
     let (agent, run) = site.run(&client, script).await;
-    until_it_says(&client, agent, run, "up").await;
+    says(&client, agent, run, "up").await;
     assert!(node.drain().await.success());
     assert!(!process::with_variable("ACRI_RUN", &run.to_string()).is_empty());
     eventually("the lease to be given up or to lapse", || async {

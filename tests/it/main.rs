@@ -3,7 +3,13 @@
 #![forbid(unsafe_code)]
 
 #[cfg(test)]
+mod crash;
+#[cfg(test)]
 mod lifecycle;
+#[cfg(test)]
+mod outage;
+#[cfg(test)]
+mod readers;
 
 /// A site for this package's build of the program.
 #[cfg(test)]

@@ -31,10 +31,7 @@ pub async fn within<T>(what: &str, work: impl Future<Output = T>) -> T {
 ///
 /// # Panics
 /// After [`PATIENCE`].
-pub async fn eventually<T, F: Future<Output = Option<T>>>(
-    what: &str,
-    mut look: impl FnMut() -> F,
-) -> T {
+pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut look: impl FnMut() -> F) -> T {
     within(what, async {
         loop {
             if let Some(found) = look().await {

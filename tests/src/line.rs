@@ -45,8 +45,7 @@ impl Line {
                     continue;
                 }
                 let Ok(far) = TcpStream::connect(&upstream).await else { continue };
-                let ((near_in, near_out), (far_in, far_out)) =
-                    (near.into_split(), far.into_split());
+                let ((near_in, near_out), (far_in, far_out)) = (near.into_split(), far.into_split());
                 tokio::spawn(pass(near_in, far_out, states.subscribe()));
                 tokio::spawn(pass(far_in, near_out, states.subscribe()));
             }

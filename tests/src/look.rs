@@ -1,9 +1,7 @@
 //! Reads what was stored, and checks what must be true of it.
 
 use crate::{eventually, within};
-use acri::{
-    AgentId, Event, Incarnation, RunId, StreamSeq, log::Stream, node::Heartbeat, status::RunStatus,
-};
+use acri::{AgentId, Event, Incarnation, RunId, StreamSeq, log::Stream, node::Heartbeat, status::RunStatus};
 use acri_bus::port::{EventSelection, LeaseEntry, Until};
 use acri_client::{Client, EventItem, EventTypes, EventsSince, LogItem, Since, StoredEvent};
 use acri_core::{
@@ -16,20 +14,12 @@ use futures_util::StreamExt as _;
 ///
 /// # Panics
 /// If it does not come.
-pub async fn event_after(
-    client: &Client,
-    agent: AgentId,
-    after: StreamSeq,
-    type_name: &str,
-) -> StoredEvent {
+pub async fn event_after(client: &Client, agent: AgentId, after: StreamSeq, type_name: &str) -> StoredEvent {
     let types = EventTypes::Only([type_name.to_owned()].into());
-    let mut events =
-        client.events(EventSelection::Agent(agent), types, EventsSince::After(after), true);
+    let mut events = client.events(EventSelection::Agent(agent), types, EventsSince::After(after), true);
     within(type_name, async {
         loop {
-            if let EventItem::Event(event) =
-                events.next().await.expect("it follows").expect("the bus")
-            {
+            if let EventItem::Event(event) = events.next().await.expect("it follows").expect("the bus") {
                 return *event;
             }
         }
@@ -62,10 +52,27 @@ pub async fn ended(client: &Client, agent: AgentId, run: RunId) -> RunStatus {
 /// Waits until a run is sealed.
 pub async fn sealed(client: &Client, agent: AgentId, run: RunId) {
     let types = EventTypes::Only(["run.logs_sealed".to_owned()].into());
-    let mut events =
-        client.events(EventSelection::Run(agent, run), types, EventsSince::Start, true);
+    let mut events = client.events(EventSelection::Run(agent, run), types, EventsSince::Start, true);
     // It follows, so the first item is the seal.
     let _ = within("the run's seal", events.next()).await;
+}
+
+/// Waits until a run wrote this line.
+///
+/// # Panics
+/// If it does not.
+pub async fn says(client: &Client, agent: AgentId, run: RunId, line: &str) {
+    let mut items = client.logs(agent, run, Since::Start, true);
+    within(line, async {
+        loop {
+            if let LogItem::Event(event, _) = items.next().await.expect("it follows").expect("the log")
+                && event.payload.as_bytes() == line.as_bytes()
+            {
+                return;
+            }
+        }
+    })
+    .await;
 }
 
 /// What a run wrote, its lines joined, each stream by itself.
@@ -85,9 +92,7 @@ impl Written {
     /// # Panics
     /// If it is a gap, or not the next.
     pub fn take(&mut self, item: LogItem) {
-        let LogItem::Event(event, _) = item else {
-            panic!("after {} events: {item:?}", self.events)
-        };
+        let LogItem::Event(event, _) = item else { panic!("after {} events: {item:?}", self.events) };
         assert_eq!(event.sequence.0, self.events + 1, "the log has no hole and no repeat");
         self.events += 1;
         let into = match event.stream.expect("a stream") {
@@ -159,15 +164,11 @@ pub async fn verified(client: &Client) -> Report {
 /// If it cannot be read.
 pub async fn report(client: &Client) -> Report {
     let mut history = Vec::new();
-    let mut events = client
-        .bus()
-        .read(EventSelection::All, StreamSeq(1), Until::Now)
-        .await
-        .expect("a read of all events");
+    let mut events =
+        client.bus().read(EventSelection::All, StreamSeq(1), Until::Now).await.expect("a read of all events");
     while let Some(recorded) = events.next().await {
         let recorded = recorded.expect("an event");
-        let stored =
-            Stored { seq: recorded.seq, time: recorded.time, bytes: recorded.bytes.to_vec() };
+        let stored = Stored { seq: recorded.seq, time: recorded.time, bytes: recorded.bytes.to_vec() };
         history.push((recorded.subject, stored));
     }
     verify(&history)
@@ -182,9 +183,7 @@ pub async fn epochs(client: &Client, agent: AgentId) -> Vec<u64> {
     let history = client.history(agent).await.expect("a history");
     let claims: Vec<u64> = history
         .iter()
-        .filter(|event| {
-            matches!(event.envelope.event, Event::AgentCreated(_) | Event::AgentAssigned(_))
-        })
+        .filter(|event| matches!(event.envelope.event, Event::AgentCreated(_) | Event::AgentAssigned(_)))
         .map(|event| event.envelope.epoch.0)
         .collect();
     assert!(claims.iter().copied().eq(1..=claims.len() as u64), "{claims:?}");

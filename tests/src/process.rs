@@ -9,8 +9,7 @@ use std::{fs, path::Path};
 /// Signals a process; false if there is none.
 pub fn signal(pid: i32, signal: Signal) -> bool {
     let Some(pid) = Pid::from_raw(pid) else { return false };
-    pidfd_open(pid, PidfdFlags::empty())
-        .is_ok_and(|pidfd| pidfd_send_signal(&pidfd, signal).is_ok())
+    pidfd_open(pid, PidfdFlags::empty()).is_ok_and(|pidfd| pidfd_send_signal(&pidfd, signal).is_ok())
 }
 
 /// Kills a process and waits until it has ended, at most ten seconds.
@@ -19,8 +18,7 @@ pub fn kill(pid: i32) {
     let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) else { return };
     // One that ended meanwhile is what is wanted.
     let _ = pidfd_send_signal(&pidfd, Signal::KILL);
-    let _ =
-        poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&Timespec { tv_sec: 10, tv_nsec: 0 }));
+    let _ = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&Timespec { tv_sec: 10, tv_nsec: 0 }));
 }
 
 /// Whether a process is there and no zombie.
@@ -39,9 +37,8 @@ pub fn with_variable(name: &str, value: &str) -> Vec<i32> {
     entries
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .filter(|pid: &i32| {
-            fs::read(format!("/proc/{pid}/environ")).is_ok_and(|environment| {
-                environment.split(|byte| *byte == 0).any(|entry| entry == wanted.as_bytes())
-            })
+            fs::read(format!("/proc/{pid}/environ"))
+                .is_ok_and(|environment| environment.split(|byte| *byte == 0).any(|entry| entry == wanted.as_bytes()))
         })
         .collect()
 }

@@ -94,19 +94,12 @@ impl Raw {
     }
 
     /// Publishes anything anywhere.
-    pub async fn publish(
-        &mut self,
-        subject: &str,
-        reply: Option<&str>,
-        headers: &[(&str, &str)],
-        body: &[u8],
-    ) {
+    pub async fn publish(&mut self, subject: &str, reply: Option<&str>, headers: &[(&str, &str)], body: &[u8]) {
         let reply = reply.map(|reply| format!(" {reply}")).unwrap_or_default();
         let mut bytes = if headers.is_empty() {
             format!("PUB {subject}{reply} {}\r\n", body.len()).into_bytes()
         } else {
-            let lines: String =
-                headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+            let lines: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
             let head = format!("NATS/1.0\r\n{lines}\r\n");
             let length = head.len() + body.len();
             format!("HPUB {subject}{reply} {} {length}\r\n{head}", head.len()).into_bytes()
@@ -117,12 +110,7 @@ impl Raw {
     }
 
     /// Asks and waits for the answer.
-    pub async fn request(
-        &mut self,
-        subject: &str,
-        headers: &[(&str, &str)],
-        body: &[u8],
-    ) -> Message {
+    pub async fn request(&mut self, subject: &str, headers: &[(&str, &str)], body: &[u8]) -> Message {
         let inbox = format!("{}.{}", self.inbox, uuid::Uuid::new_v4().simple());
         self.subscribe(&inbox).await;
         self.publish(subject, Some(&inbox), headers, body).await;
@@ -171,9 +159,7 @@ impl Raw {
                 }
                 Some("HMSG") => {
                     let words: Vec<_> = words.collect();
-                    let number = |back: usize| -> usize {
-                        words[words.len() - back].parse().expect("a length")
-                    };
+                    let number = |back: usize| -> usize { words[words.len() - back].parse().expect("a length") };
                     let (head, length) = (number(2), number(1));
                     let bytes = self.bytes(length).await;
                     let text = String::from_utf8_lossy(&bytes[..head]).into_owned();

@@ -1,6 +1,6 @@
 //! A bus of a test's own, nodes as processes on it, and what ends them all.
 
-use crate::{PATIENCE, process, within};
+use crate::{PATIENCE, look, process, within};
 use acri::{AgentId, AgentSpec, NodeId, Payload, RunId};
 use acri_bus::{
     local::Server,
@@ -64,10 +64,7 @@ impl Site {
     /// Processes of this site that live, harnesses and nodes.
     #[must_use]
     pub fn processes(&self) -> Vec<i32> {
-        process::with_variable(MARK, &self.mark)
-            .into_iter()
-            .filter(|pid| process::lives(*pid))
-            .collect()
+        process::with_variable(MARK, &self.mark).into_iter().filter(|pid| process::lives(*pid)).collect()
     }
 
     /// Where a node keeps its state.
@@ -182,6 +179,10 @@ pub async fn begin(client: &Client, spec: AgentSpec) -> (AgentId, RunId) {
 
 impl Drop for Site {
     fn drop(&mut self) {
+        // `ACRI_TEST_KEEP` leaves the nodes' logs where one can read them.
+        if std::env::var_os("ACRI_TEST_KEEP").is_some() {
+            self.directory.disable_cleanup(true);
+        }
         // Nodes first, so that none starts anything more; then the holders,
         // whose harnesses mostly go with them; then the rest.
         for pid in self.processes() {
@@ -224,11 +225,7 @@ impl NodeProcess {
     pub async fn ready(&mut self) {
         let mut line = String::new();
         let read = self.stdout.read_line(&mut line).await;
-        assert!(
-            read.is_ok() && line.contains("\"ready\""),
-            "the node did not start: {line:?}\n{}",
-            self.log()
-        );
+        assert!(read.is_ok() && line.contains("\"ready\""), "the node did not start: {line:?}\n{}", self.log());
     }
 
     /// Its process.
@@ -279,6 +276,56 @@ impl NodeProcess {
     #[must_use]
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+}
+
+/// A program that writes numbered lines to both streams in turn, `batch` at a
+/// time, until its `stop` file is there.
+#[derive(Debug)]
+pub struct Chatty {
+    /// Its agent.
+    pub agent: AgentId,
+    /// Its run.
+    pub run: RunId,
+    stop: PathBuf,
+}
+
+impl Chatty {
+    /// Starts one.
+    ///
+    /// # Panics
+    /// If that does not work.
+    pub async fn start(site: &Site, client: &Client, batch: u32, pause: &str) -> Self {
+        let script = format!(
+            "i=0; while [ ! -e stop ]; do n=$((i+{batch})); while [ $i -lt $n ]; do \
+             echo \"out $i\"; echo \"err $i\" >&2; i=$((i+1)); done; sleep {pause}; done"
+        );
+        let directory = site.directory().join(format!("work-{}", uuid::Uuid::new_v4().simple()));
+        std::fs::create_dir(&directory).expect("a directory");
+        let mut spec = site.spec(&script);
+        spec.working_directory = directory.to_str().map(str::to_owned);
+        let (agent, run) = begin(client, spec).await;
+        Self { agent, run, stop: directory.join("stop") }
+    }
+
+    /// Has it end by itself, and checks that it wrote everything once and in
+    /// order. Tells how many lines each stream had.
+    ///
+    /// # Panics
+    /// If anything is missing, or not as it should be.
+    pub async fn finish(&self, client: &Client) -> usize {
+        std::fs::write(&self.stop, "").expect("a file");
+        let status = look::ended(client, self.agent, self.run).await;
+        assert_eq!(status.state, acri::RunState::Completed, "{status:?}");
+        let written = look::written(client, self.agent, self.run).await;
+        let (out, err) = (written.out(), written.err());
+        look::assert_numbered(&out, "out");
+        look::assert_numbered(&err, "err");
+        assert_eq!(out.len(), err.len(), "both streams to their end");
+        let starts = look::types(client, self.agent).await;
+        let starts = starts.iter().filter(|name| *name == "run.started").count();
+        assert_eq!(starts, 1, "its program was started once");
+        out.len()
     }
 }
 
