@@ -1,6 +1,7 @@
 //! House rules as tests: who may depend on whom, where a subject may be
 //! spelled, that the contract's files and its code say the same.
 #![forbid(unsafe_code)]
+#![expect(clippy::unwrap_used, reason = "in a test a panic is the finding")]
 
 use acri::{ErrorCode, subject};
 use serde_json::Value;
@@ -93,7 +94,10 @@ fn each_big_library_has_one_home() {
     for (name, manifest) in manifests() {
         let dependencies = dependencies(&manifest);
         for (library, homes) in HOMES {
-            assert!(!dependencies.contains(*library) || homes.contains(&name.as_str()), "{name} must not use {library}");
+            assert!(
+                !dependencies.contains(*library) || homes.contains(&name.as_str()),
+                "{name} must not use {library}"
+            );
         }
         if name == "acri" || name == "acri-core" {
             for library in ["tokio", "rustix", "libc", "tracing"] {

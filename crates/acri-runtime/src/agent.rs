@@ -60,6 +60,7 @@ pub(crate) enum Msg {
 }
 
 /// How an agent's actor comes to be.
+#[expect(clippy::large_enum_variant, reason = "it lives for a moment and is moved once")]
 #[derive(Debug)]
 pub(crate) enum Birth {
     /// By a Create.

@@ -14,6 +14,7 @@ use bytes::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
 
 /// What a harness's command subject was asked.
+#[expect(clippy::large_enum_variant, reason = "it lives for a moment and is moved once")]
 #[derive(Debug)]
 pub(crate) enum HarnessOrder {
     /// Create an agent.

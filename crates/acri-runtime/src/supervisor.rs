@@ -23,6 +23,7 @@ const REPLACEMENTS_FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 const REPLACEMENTS_MAX: u32 = 20;
 
 /// What a supervisor hears.
+#[expect(clippy::large_enum_variant, reason = "it lives for a moment and is moved once")]
 #[derive(Debug)]
 pub(crate) enum Msg {
     /// Make an agent. `creation` is `None` if the agent is known to exist

@@ -1,6 +1,8 @@
 //! A node over the memory bus and scripted harnesses: what happens when an
 //! actor panics, a driver fails, an answer is lost, the node dies and returns.
 
+#![expect(clippy::unwrap_used, reason = "in a test a panic is the finding")]
+
 use acri::{
     AgentId, AgentSpec, CapabilitySet, ErrorCode, Event, HarnessType, NodeId, Payload, RunId, RunState, StreamSeq,
     command::OnExpiry,
@@ -279,8 +281,10 @@ async fn a_run_goes_through_its_events_and_its_log_is_exact() {
     node.leave().await;
 }
 
-/// Each mishap, and how often it strikes.
-const PANICS: &[(&str, fn(&Mishaps) -> &AtomicU32)] = &[
+type Mishap = (&'static str, fn(&Mishaps) -> &AtomicU32);
+
+/// Where it panics, once each.
+const PANICS: &[Mishap] = &[
     ("the agent's actor, deciding", |mishaps| &mishaps.check_task_panics),
     ("the start of a harness", |mishaps| &mishaps.start_panics),
     ("the pump of a run's log", |mishaps| &mishaps.output_panics),

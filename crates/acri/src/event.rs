@@ -169,6 +169,7 @@ macro_rules! events {
         /// What happened, by type. The data of each type is the struct of the
         /// same name.
         #[derive(Debug, Clone, PartialEq)]
+        #[expect(clippy::large_enum_variant, reason = "an event is decoded, folded and dropped; few are kept")]
         pub enum Event {
             $($(#[$doc])* $variant($variant),)*
             /// A type that this version does not know, kept as it came.
