@@ -206,6 +206,14 @@ impl Adopter {
             return Ok(());
         }
         let (history, _) = agent::read_after(&self.shared, agent, StreamSeq(0)).await?;
+        let owner = history
+            .last()
+            .and_then(|last| acri::codec::from_msgpack::<EventEnvelope>(&last.bytes).ok())
+            .map(|last| last.incarnation);
+        if owner != Some(entry.incarnation) {
+            // Somebody was quicker; the index hears of it in a moment.
+            return Ok(());
+        }
         tracing::warn!(%agent, former = %entry.node, node_lost, "an agent of a silent node is taken over");
         let _ = supervisor.cast(supervisor::Msg::Adopt { agent, history, node_lost });
         Ok(())
