@@ -9,7 +9,11 @@ mod lifecycle;
 #[cfg(test)]
 mod outage;
 #[cfg(test)]
+mod owners;
+#[cfg(test)]
 mod readers;
+#[cfg(test)]
+mod trees;
 
 /// A site for this package's build of the program.
 #[cfg(test)]

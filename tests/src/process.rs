@@ -32,13 +32,22 @@ pub fn lives(pid: i32) -> bool {
 /// Every process whose environment holds `NAME=value`.
 #[must_use]
 pub fn with_variable(name: &str, value: &str) -> Vec<i32> {
-    let wanted = format!("{name}={value}");
+    with_entry("environ", &format!("{name}={value}"))
+}
+
+/// Every process that has this among its arguments.
+#[must_use]
+pub fn with_argument(argument: &str) -> Vec<i32> {
+    with_entry("cmdline", argument)
+}
+
+fn with_entry(file: &str, wanted: &str) -> Vec<i32> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     entries
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .filter(|pid: &i32| {
-            fs::read(format!("/proc/{pid}/environ"))
-                .is_ok_and(|environment| environment.split(|byte| *byte == 0).any(|entry| entry == wanted.as_bytes()))
+            fs::read(format!("/proc/{pid}/{file}"))
+                .is_ok_and(|bytes| bytes.split(|byte| *byte == 0).any(|entry| entry == wanted.as_bytes()))
         })
         .collect()
 }
