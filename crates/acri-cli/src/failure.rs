@@ -108,7 +108,8 @@ pub(crate) fn body_of(error: &anyhow::Error) -> Option<ErrorBody> {
 fn body_of_fault(fault: &Fault) -> ErrorBody {
     let code = match fault {
         Fault::Unavailable { .. } => ErrorCode::Unavailable,
-        Fault::Refused { .. } | Fault::Malformed { .. } => ErrorCode::Internal,
+        Fault::Refused { .. } => ErrorCode::FailedPrecondition,
+        Fault::Malformed { .. } => ErrorCode::Internal,
     };
     ErrorBody::new(code, fault.to_string())
 }

@@ -59,6 +59,10 @@ impl Error {
             Self::Bus { source: source @ Fault::Unavailable { .. }, .. } => {
                 ErrorBody::new(ErrorCode::Unavailable, source.to_string())
             }
+            // Permissions, a missing stream: nothing that a repeat would change.
+            Self::Bus { source: source @ Fault::Refused { .. }, .. } => {
+                ErrorBody::new(ErrorCode::FailedPrecondition, source.to_string())
+            }
             Self::Bus { source, .. } => ErrorBody::new(ErrorCode::Internal, source.to_string()),
             Self::Unreadable { operation, detail } => {
                 ErrorBody::new(ErrorCode::Internal, format!("{operation}: unreadable: {detail}"))

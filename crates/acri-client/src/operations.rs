@@ -275,6 +275,8 @@ impl Client {
         match self.command(&call, id, GetStatus {}, fold).await {
             // The owner is there and silent, or fenced: the history still knows.
             Err(Error::Unanswered { .. }) => self.folded_status(agent, run).await,
+            // Who may only read still gets the status.
+            Err(Error::Bus { source: Fault::Refused { .. }, .. }) => self.folded_status(agent, run).await,
             answer => answer,
         }
     }
@@ -285,8 +287,13 @@ impl Client {
     /// [`Error`]; `not_found` if the events know of no such agent or run.
     pub async fn folded_status(&self, agent: AgentId, run: Option<RunId>) -> Result<AgentStatus, Error> {
         let history = self.known_agent("status", agent).await?;
-        let lease = self.inner.bus.lease(history.owner().incarnation).await.map_err(Error::bus("status"))?;
-        crate::history::status(&history, run, matches!(lease, LeaseEntry::Live { .. }))
+        let live = match self.inner.bus.lease(history.owner().incarnation).await {
+            Ok(lease) => matches!(lease, LeaseEntry::Live { .. }),
+            // Who may not see leases cannot say that an owner is silent.
+            Err(Fault::Refused { .. }) => true,
+            Err(fault) => return Err(Error::bus("status")(fault)),
+        };
+        crate::history::status(&history, run, live)
     }
 
     /// Capabilities of a harness type, on whichever node answers.
