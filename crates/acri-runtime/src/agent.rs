@@ -25,7 +25,7 @@ use std::{
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::{sync::OwnedSemaphorePermit, task::AbortHandle};
 
 /// First and longest pause before an append or a read is tried again.
 const RETRY_FIRST: Duration = Duration::from_millis(20);
@@ -92,6 +92,8 @@ pub(crate) struct State {
     node_lost: bool,
     /// Which wish for a tick is the newest.
     wake: u64,
+    /// The task behind it.
+    timer: Option<AbortHandle>,
     shared: Arc<Shared>,
     driver: Arc<dyn Driver>,
     supervisor: ActorRef<supervisor::Msg>,
@@ -99,6 +101,9 @@ pub(crate) struct State {
 
 impl Drop for State {
     fn drop(&mut self) {
+        if let Some(timer) = self.timer.take() {
+            timer.abort();
+        }
         self.shared.agents.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -124,6 +129,7 @@ impl Actor for Agent {
             served: None,
             node_lost: false,
             wake: 0,
+            timer: None,
             shared,
             driver,
             supervisor,
@@ -133,8 +139,8 @@ impl Actor for Agent {
     async fn post_start(&self, myself: ActorRef<Msg>, state: &mut State) -> Result<(), ActorProcessingErr> {
         let Some(birth) = state.birth.take() else { return Ok(()) };
         let outputs = state.begin(birth)?;
-        state.serve(&myself).await?;
-        state.carry_out(&myself, outputs).await
+        Box::pin(state.serve(&myself)).await?;
+        state.perform(&myself, outputs).await
     }
 
     async fn handle(&self, myself: ActorRef<Msg>, message: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
@@ -166,13 +172,13 @@ impl Actor for Agent {
             }
             Msg::Failed(error) => return Err(error.into()),
             Msg::Leave => {
-                state.leave().await;
+                Box::pin(state.leave()).await;
                 myself.stop(Some("the node leaves".to_owned()));
                 return Ok(());
             }
         };
         let outputs = state.step(input);
-        state.carry_out(&myself, outputs).await
+        state.perform(&myself, outputs).await
     }
 
     async fn handle_supervisor_evt(
@@ -271,6 +277,15 @@ impl State {
         Ok(())
     }
 
+    /// Carries out what the core says. An idle actor holds the room for what
+    /// its handler holds at most, so that is on the heap, and only meanwhile.
+    async fn perform(&mut self, myself: &ActorRef<Msg>, outputs: Vec<Output>) -> Result<(), ActorProcessingErr> {
+        if outputs.is_empty() {
+            return Ok(());
+        }
+        Box::pin(self.carry_out(myself, outputs)).await
+    }
+
     async fn carry_out(&mut self, myself: &ActorRef<Msg>, outputs: Vec<Output>) -> Result<(), ActorProcessingErr> {
         if outputs.iter().any(|output| matches!(output, Output::Halt(Halt::NotOurs))) {
             // Before the answer: who has it may repeat his Create at once, and
@@ -311,10 +326,14 @@ impl State {
                     self.wake += 1;
                     let (wake, myself) = (self.wake, myself.clone());
                     let pause = time.since(self.shared.clock.now());
-                    tokio::spawn(async move {
+                    let timer = tokio::spawn(async move {
                         tokio::time::sleep(pause).await;
                         let _ = myself.cast(Msg::Tick(wake));
                     });
+                    // A wish for a later time replaces it, a minute long or more.
+                    if let Some(former) = self.timer.replace(timer.abort_handle()) {
+                        former.abort();
+                    }
                 }
                 Output::Retired => {
                     self.leave().await;

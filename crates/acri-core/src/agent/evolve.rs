@@ -226,7 +226,7 @@ impl Agent {
         }
         self.runs.insert(
             id,
-            Run {
+            Box::new(Run {
                 id,
                 sequence: EventSeq(1),
                 accepted_at: envelope.time,
@@ -243,7 +243,7 @@ impl Agent {
                 end: None,
                 sealed: false,
                 sources: BTreeMap::new(),
-            },
+            }),
         );
         self.last_run = Some(id);
         self.remember(envelope, AcceptedOrder::Start { run: id, task: task_digest(&data.task) });

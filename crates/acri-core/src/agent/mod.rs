@@ -38,7 +38,9 @@ pub struct Agent {
     owner: Owner,
     removed: Option<Removal>,
     last: Last,
-    runs: BTreeMap<RunId, Run>,
+    /// Boxed, since a map's node has room for eleven values, and most agents
+    /// have one run.
+    runs: BTreeMap<RunId, Box<Run>>,
     last_run: Option<RunId>,
     accepted: BTreeMap<CommandId, Accepted>,
 }
@@ -242,20 +244,20 @@ impl Agent {
 
     /// All its runs.
     #[must_use]
-    pub fn runs(&self) -> &BTreeMap<RunId, Run> {
+    pub fn runs(&self) -> &BTreeMap<RunId, Box<Run>> {
         &self.runs
     }
 
     /// One run.
     #[must_use]
     pub fn run(&self, run: RunId) -> Option<&Run> {
-        self.runs.get(&run)
+        self.runs.get(&run).map(AsRef::as_ref)
     }
 
     /// Its last run.
     #[must_use]
     pub fn last_run(&self) -> Option<&Run> {
-        self.last_run.and_then(|run| self.runs.get(&run))
+        self.last_run.and_then(|run| self.run(run))
     }
 
     /// The run that is not sealed; an agent has one at most.

@@ -136,7 +136,7 @@ impl Appender {
 
     /// An adopter claims what he finds before he decides anything but a Kill.
     fn claiming_until(&self) -> Option<Timestamp> {
-        self.seen.values().filter_map(due::Seen::claiming_until).max()
+        self.seen.values().filter_map(|seen| seen.claiming_until()).max()
     }
 
     fn next_command(&mut self, kill: bool, now: Timestamp, out: &mut Vec<Output>) -> Option<(Purpose, Draft)> {

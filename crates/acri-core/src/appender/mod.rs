@@ -66,7 +66,7 @@ pub struct Appender {
     derived: VecDeque<(RunId, Source, Event)>,
     command_next: bool,
     killers: Vec<Killer>,
-    seen: BTreeMap<RunId, Seen>,
+    seen: BTreeMap<RunId, Box<Seen>>,
     effects: BTreeMap<(RunId, EffectKind), Token>,
     retry_at: Option<Timestamp>,
     wish: Option<Timestamp>,

@@ -236,7 +236,7 @@ impl Appender {
                 let history_lost = matches!(self.life, Life::Claiming { history_lost: true });
                 self.life = Life::Owner;
                 let open = self.agent.runs().values().filter(|run| run.is_open());
-                self.seen = open.map(|run| (run.id, Seen::adopted(run, history_lost, now))).collect();
+                self.seen = open.map(|run| (run.id, Box::new(Seen::adopted(run, history_lost, now)))).collect();
             }
             Purpose::Command(asker, command) => {
                 if self.life == Life::Creating {
@@ -264,7 +264,7 @@ impl Appender {
         match &command.order {
             Order::Start(_) => {
                 if let Some(run) = self.agent.last_run() {
-                    self.seen.insert(run.id, Seen::default());
+                    self.seen.insert(run.id, Box::default());
                 }
             }
             Order::Remove(_) => {
