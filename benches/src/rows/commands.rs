@@ -4,6 +4,7 @@
 use super::{Scale, float};
 use crate::{
     bed::{self, Bed, Threads},
+    load::many,
     table::{Row, Target, median},
 };
 use acri::AgentStatus;
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 /// Bytes of the raw request and reply: about those of a Status and its answer.
 const REQUEST_BYTES: usize = 96;
 const REPLY_BYTES: usize = 256;
+const CREATES_AT_ONCE: usize = 32;
 
 fn micros(took: Duration) -> f64 {
     took.as_secs_f64() * 1e6
@@ -91,13 +93,16 @@ pub(super) async fn start(scale: &Scale) -> Result<Row> {
     let responder = responder(bed.url(), true).await?;
     let mut row = Row::new("Start acknowledged, p50", "µs", Target::TimesAtMost(1.5));
     for _ in 0..scale.rounds {
-        let agent = client.create(bed::scripted_spec()).await?.agent;
+        let made = &client;
+        let mut agents =
+            many(turns * each, CREATES_AT_ONCE, |_| async move { Ok(made.create(bed::scripted_spec()).await?.agent) })
+                .await?;
         let (mut theirs, mut ours) = (Vec::new(), Vec::new());
         for _ in 0..turns {
             for _ in 0..each {
                 theirs.push(ask(&raw).await?);
             }
-            for _ in 0..each {
+            for agent in agents.drain(..each) {
                 let began = Instant::now();
                 let run = client.start(agent, bed::task("exit 0")).await?.run;
                 ours.push(micros(began.elapsed()));
