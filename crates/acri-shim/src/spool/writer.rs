@@ -5,6 +5,8 @@ use std::io::{self, IoSlice, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{FallocateFlags, fallocate};
+
 use super::{HEADER_BYTES, Header, Stream, segment_name, segment_starts};
 use crate::sys;
 
@@ -148,6 +150,11 @@ impl Writer {
         let worth_it = size >= self.segment_bytes.min(RECLAIM_BYTES) || (self.refused && size > 0);
         if self.released == self.end && worth_it {
             let _ = self.rotate();
+        } else if self.refused && self.released < self.end && self.released > self.active_start() {
+            // A line that is not at its end yet holds its record back, and with it the segment, and the disk has no room
+            // for the rest of the line: the blocks before it are given back where the file system can do that.
+            let below = self.released - self.active_start();
+            let _ = fallocate(&self.active, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, below);
         }
         let whole = self.segments.windows(2).take_while(|pair| pair[1] <= self.released).count();
         for start in self.segments.drain(..whole) {
