@@ -4,6 +4,8 @@
 #[cfg(test)]
 mod check;
 #[cfg(test)]
+mod random;
+#[cfg(test)]
 mod stage;
 #[cfg(test)]
 mod walk;

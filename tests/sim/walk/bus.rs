@@ -82,7 +82,7 @@ impl Buses {
             _ => Reading::Right,
         };
         let log = check::log(&state, *agent, *run, expected, reading)?;
-        check::seal(*run, &events, log)?;
+        check::seal(*run, &events, log, false)?;
         let sealed = check::is_sealed(*run, &events);
         if sealed && log.count != LogSeq(crate::stage::long(expected.log.len())) {
             return Err(format!("sealed with {} log records", log.count));
