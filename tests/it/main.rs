@@ -3,11 +3,17 @@
 #![forbid(unsafe_code)]
 
 #[cfg(test)]
+mod cli;
+#[cfg(test)]
 mod crash;
+#[cfg(test)]
+mod hostile;
 #[cfg(test)]
 mod lifecycle;
 #[cfg(test)]
 mod outage;
+#[cfg(test)]
+mod output;
 #[cfg(test)]
 mod owners;
 #[cfg(test)]

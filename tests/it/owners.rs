@@ -6,7 +6,6 @@ use acri_bus::{
     nats::{self, NatsBus},
     port::{Fault as BusFault, SharedBus},
 };
-use acri_client::Client;
 use acri_drivers::{
     driver::{Attached, Driver, Fault, Held, KillSwitch, Owner, Provisioned, Refusal, Session, Start, StartError},
     scripted::{ScriptedDriver, World},
@@ -186,7 +185,7 @@ async fn a_node_that_slept_past_its_lease_does_nothing_until_it_lives_anew() {
     says(&client, chatty.agent, chatty.run, "out 20").await;
     let former = client.history(chatty.agent).await.unwrap()[0].envelope.incarnation;
     let _watcher = site.node_with("n2", &url, &SHORT_LEASE).await;
-    sleeper.pause();
+    sleeper.pause().await;
     // Asked while nobody listens, by a client that goes on asking.
     let asked = tokio::spawn({
         let (client, agent, run) = (client.clone(), chatty.agent, chatty.run);

@@ -24,9 +24,19 @@ pub fn kill(pid: i32) {
 /// Whether a process is there and no zombie.
 #[must_use]
 pub fn lives(pid: i32) -> bool {
-    let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
-    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
-    !matches!(state, None | Some('Z' | 'X' | 'x'))
+    !matches!(state(Path::new(&format!("/proc/{pid}"))), None | Some('Z' | 'X' | 'x'))
+}
+
+/// Whether every thread of a process is stopped.
+#[must_use]
+pub fn stands_still(pid: i32) -> bool {
+    let threads = children(Path::new(&format!("/proc/{pid}/task")));
+    !threads.is_empty() && threads.iter().all(|thread| matches!(state(thread), Some('T') | None))
+}
+
+fn state(process: &Path) -> Option<char> {
+    let stat = fs::read_to_string(process.join("stat")).ok()?;
+    stat.rsplit_once(')')?.1.trim_start().chars().next()
 }
 
 /// Every process whose environment holds `NAME=value`.

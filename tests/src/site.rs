@@ -257,9 +257,11 @@ impl NodeProcess {
         }
     }
 
-    /// Freezes it.
-    pub fn pause(&self) {
+    /// Freezes it, and waits until it stands still.
+    pub async fn pause(&self) {
         process::signal(self.pid(), Signal::STOP);
+        crate::eventually("the node to stand still", || async { process::stands_still(self.pid()).then_some(()) })
+            .await;
     }
 
     /// Lets it go on.
