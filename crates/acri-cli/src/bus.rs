@@ -108,13 +108,16 @@ impl BusOptions {
 
     /// What the context file says of it.
     pub(crate) fn context(&self) -> ContextFile {
+        // Other verbs read it from other directories.
+        let absolute =
+            |path: &Option<PathBuf>| path.as_ref().map(|path| std::path::absolute(path).unwrap_or(path.clone()));
         ContextFile {
             nats: self.nats.clone(),
-            creds: self.creds.clone(),
-            nkey: self.nkey.clone(),
-            tls_ca: self.tls_ca.clone(),
-            tls_cert: self.tls_cert.clone(),
-            tls_key: self.tls_key.clone(),
+            creds: absolute(&self.creds),
+            nkey: absolute(&self.nkey),
+            tls_ca: absolute(&self.tls_ca),
+            tls_cert: absolute(&self.tls_cert),
+            tls_key: absolute(&self.tls_key),
             inbox_prefix: self.inbox_prefix.clone(),
             pid: Some(std::process::id()),
         }
@@ -140,9 +143,11 @@ fn explained(error: nats::Error) -> anyhow::Error {
             (UNAVAILABLE, "is it up? start one with `acri up`, or name another with --nats URL")
         }
         nats::Error::TooOld { .. } => (PRECONDITION, "upgrade the server, or let `acri up` start one"),
-        nats::Error::Server { .. } | nats::Error::Config { .. } => {
-            (PRECONDITION, "`acri doctor` compares all of it with what is needed")
-        }
+        nats::Error::Server { .. } => (
+            PRECONDITION,
+            "in the server's configuration: `max_payload: 2MB`, and JetStream with `max_file_store: 40GB`",
+        ),
+        nats::Error::Config { .. } => (PRECONDITION, "`acri doctor` compares all of it with what is needed"),
         nats::Error::Missing { .. } => (PRECONDITION, "the first node makes it: `acri node --nats URL`"),
         nats::Error::Fault(_) => (UNAVAILABLE, "try again; `acri doctor` looks closer"),
     };

@@ -4,6 +4,7 @@
 use crate::{
     app,
     bus::{self, BusOptions, Role},
+    failure::{Failure, PRECONDITION},
 };
 use acri::NodeId;
 use acri_bus::port::{Fault, SharedBus};
@@ -26,6 +27,8 @@ use tokio::sync::{mpsc, oneshot};
 const ORDERS_WAITING_MAX: usize = 4;
 /// Pause before a fenced node that could not start again tries once more.
 const START_AGAIN_AFTER: Duration = Duration::from_secs(5);
+/// Where a node's name is kept, in its state directory.
+const NAME_FILE: &str = "name";
 /// Open files that a node asks for.
 const OPEN_FILES: u64 = 65_536;
 /// Most characters of the machine's name in a node's.
@@ -94,6 +97,7 @@ pub(crate) async fn start(options: NodeOptions) -> Result<RunningNode> {
     // Makes streams and buckets once; the node's own connections check them.
     drop(bus::open(&options.bus_options, "acri node set-up", Role::SetUp).await?);
     let node = start_once(&options, name.clone()).await?;
+    keep_name(&options, &name)?;
     let (orders, inbox) = mpsc::channel(ORDERS_WAITING_MAX);
     tokio::spawn(live(options, name, node, inbox));
     Ok(RunningNode { orders })
@@ -223,15 +227,25 @@ async fn live(options: NodeOptions, name: NodeId, node: Node, mut inbox: mpsc::R
 
 /// The name that was given, or the one of the last start, or a new one.
 fn node_name(options: &NodeOptions) -> Result<NodeId> {
-    let path = options.state_dir.join("name");
-    let name = match (&options.name, kept(&path)?) {
-        (Some(name), _) => name.clone(),
-        (None, Some(name)) => name,
+    let name = match (&options.name, kept(&options.state_dir.join(NAME_FILE))?) {
+        (Some(name), Some(kept)) if *name != kept => {
+            // Its agents would wait for a node of the old name for ever.
+            let text = format!("the state directory belongs to the node {kept}, and --name says {name}");
+            return Err(Failure::new(PRECONDITION, text)
+                .hint("leave --name away, or give the new node another --state-dir")
+                .into());
+        }
+        (_, Some(kept)) => kept,
+        (Some(name), None) => name.clone(),
         (None, None) => made_name(),
     };
-    let name: NodeId = name.parse().context("failed to take the node's name")?;
-    fs::write(&path, name.as_str()).with_context(|| format!("failed to write {}", path.display()))?;
-    Ok(name)
+    name.parse().context("failed to take the node's name")
+}
+
+/// Keeps the name, once the node has shown that the directory is its own.
+fn keep_name(options: &NodeOptions, name: &NodeId) -> Result<()> {
+    let path = options.state_dir.join(NAME_FILE);
+    fs::write(&path, name.as_str()).with_context(|| format!("failed to write {}", path.display()))
 }
 
 fn kept(path: &Path) -> Result<Option<String>> {

@@ -72,7 +72,7 @@ impl World {
                     let _ = holder.kill(nobody, record, now);
                 }
             } else if newest.as_ref() != Some(&self.nodes[at].me.node) {
-                self.adopt(at, agent, false, false)?;
+                self.adopt(at, agent, false)?;
             }
         }
         Ok(())
@@ -262,7 +262,7 @@ impl World {
             if incarnation == node.me.incarnation {
                 // Only a stream that was put back gives an agent back.
                 if self.promises.spoiled.contains(&id) {
-                    self.adopt(at, agent, true, false)?;
+                    self.adopt(at, agent, true)?;
                 }
                 continue;
             }
@@ -285,18 +285,18 @@ impl World {
                     Leased::Lost | Leased::Unknown(_) => continue,
                 }
             }
-            let node_lost = self.agents[agent].local && !predecessor;
+            let elsewhere = self.agents[agent].local && !predecessor;
             let lost_after = self.agents[agent].spec.node_lost_after();
-            if node_lost && (self.promises.open_run(id).is_none() || now.since(since) < lost_after) {
+            if elsewhere && (self.promises.open_run(id).is_none() || now.since(since) < lost_after) {
                 continue;
             }
-            self.adopt(at, agent, false, node_lost)?;
+            self.adopt(at, agent, false)?;
         }
         self.nodes[at].silence.retain(|incarnation, _| silent.contains(incarnation));
         Ok(())
     }
 
-    fn adopt(&mut self, at: usize, agent: usize, history_lost: bool, node_lost: bool) -> Result {
+    fn adopt(&mut self, at: usize, agent: usize, history_lost: bool) -> Result {
         let (mut history, _) = self.history(agent, StreamSeq(0));
         if history.len() > 1 && self.strikes(4) {
             // Only the claim's own check needs the leader.
@@ -304,18 +304,24 @@ impl World {
             let kept = 1 + self.dice.below(history.len() - 1);
             history.truncate(kept);
         }
-        self.adopt_from(at, agent, &history, history_lost, node_lost)
+        self.adopt_from(at, agent, &history, history_lost)
     }
 
-    fn adopt_from(
-        &mut self,
-        at: usize,
-        agent: usize,
-        history: &[Stored],
-        history_lost: bool,
-        node_lost: bool,
-    ) -> Result {
+    /// The open run, if only another machine can reach its harness: the one
+    /// that accepted it. That its agent was taken over since, even by this
+    /// node, does not bring it nearer.
+    fn out_of_reach(&self, at: usize, agent: usize) -> Option<RunId> {
+        let id = self.agents[agent].id;
+        let run = self.promises.open_run(id).filter(|_| self.agents[agent].local)?;
+        let accepted =
+            |event: &&acri::EventEnvelope| event.run == Some(run) && matches!(event.event, Event::RunAccepted(_));
+        let by = &self.promises.events_of(id).iter().find(accepted)?.node;
+        (*by != self.nodes[at].me.node).then_some(run)
+    }
+
+    fn adopt_from(&mut self, at: usize, agent: usize, history: &[Stored], history_lost: bool) -> Result {
         let (now, me) = (self.now(), self.nodes[at].me.clone());
+        let lost = self.out_of_reach(at, agent);
         let minted = &mut self.minted;
         let mut mint = || mint(minted);
         let adopted = Appender::adopt(me, history, history_lost, Ctx { now, mint: &mut mint });
@@ -324,7 +330,7 @@ impl World {
             Err(_) if self.is_damaged(agent) => return Ok(()),
             Err(halt) => return Err(format!("a taker halts: {halt:?}")),
         };
-        self.nodes[at].owners.insert(agent, Owner::new(core, node_lost));
+        self.nodes[at].owners.insert(agent, Owner::new(core, lost));
         self.with_owner(at, agent, |world, owner| world.carry_out(at, agent, owner, outputs))
     }
 
@@ -334,7 +340,7 @@ impl World {
         let (history, _) = self.history(agent, StreamSeq(0));
         let newest = self.promises.events_of(self.agents[agent].id).last();
         let ours = newest.is_some_and(|event| event.incarnation == self.nodes[at].me.incarnation);
-        if ours { self.adopt_from(at, agent, &history, history_lost, false) } else { Ok(()) }
+        if ours { self.adopt_from(at, agent, &history, history_lost) } else { Ok(()) }
     }
 
     // ---- clients
@@ -405,7 +411,7 @@ impl World {
         let mut mint = || mint(minted);
         let ctx = Ctx { now, mint: &mut mint };
         let (core, outputs) = Appender::create(me, creation, Asker(0), command, ctx);
-        let mut owner = Owner::new(core, false);
+        let mut owner = Owner::new(core, None);
         owner.ask(number);
         self.nodes[at].owners.insert(agent, owner);
         self.with_owner(at, agent, |world, owner| world.carry_out(at, agent, owner, outputs))

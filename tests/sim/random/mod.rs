@@ -107,3 +107,23 @@ fn whatever_fails_no_promise_is_broken() {
     let missing: Vec<_> = fault::ALL.into_iter().filter(|name| !counts.contains_key(name)).collect();
     assert!(runs < RUNS || missing.is_empty(), "these faults never struck: {missing:?}");
 }
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "it is the program that reads the file")]
+fn what_a_failed_history_leaves_can_be_verified_and_stepped_through() {
+    let mut world = World::new(FIRST_SEED);
+    world.run().expect("this history is a good one");
+    let agent = world.agents[0].id.to_string();
+    let directory = tempfile::tempdir().expect("there is room");
+    let path = directory.path().join("history.jsonl");
+    file::write(&world.bus, &path).expect("there is room");
+    let acri = |arguments: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_acri-under-test"));
+        let output = command.args(arguments).arg("--file").arg(&path).output().expect("acri is built");
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{arguments:?}: {out}{err}");
+        out.into_owned()
+    };
+    assert!(acri(&["verify"]).contains("intact"));
+    assert!(acri(&["replay", &agent]).contains("agent.created"));
+}

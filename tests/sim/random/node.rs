@@ -106,8 +106,8 @@ pub(crate) struct Owner {
     pub(crate) session: Option<RunId>,
     pub(crate) heard_exit: bool,
     pub(crate) pump: Option<Pump>,
-    /// Only its former node could reach its open run's harness.
-    pub(crate) node_lost: bool,
+    /// The run whose harness only another node can reach.
+    pub(crate) node_lost: Option<RunId>,
     pub(crate) end: Option<End>,
 }
 
@@ -122,7 +122,7 @@ pub(crate) enum End {
 }
 
 impl Owner {
-    pub(crate) fn new(core: Appender, node_lost: bool) -> Self {
+    pub(crate) fn new(core: Appender, node_lost: Option<RunId>) -> Self {
         Self {
             core,
             append: None,

@@ -12,6 +12,7 @@ use acri::{
 };
 use acri_bus::{memory::State, port::EventSelection};
 use acri_core::{
+    agent::due::NODE_LOST_LOG_WAIT,
     check::Verifier,
     writer::reader::{Frame, LogItem, LogStream, Next, Reader, Since},
 };
@@ -85,6 +86,7 @@ impl Promises {
         }
         for event in new {
             self.check_derived(&event, holders)?;
+            self.check_gap(&event, holders)?;
         }
         let last = bus.log_facts().last;
         if last > self.last_frame {
@@ -112,6 +114,21 @@ impl Promises {
             return Err(format!("the event from {source:?} a second time"));
         }
         Ok(())
+    }
+
+    /// Output that can still come back is waited for, a day after its run's end.
+    fn check_gap(&self, event: &EventEnvelope, holders: &Holders) -> Result<(), String> {
+        let (Event::RunLogsSealed(seal), Some(run)) = (&event.event, event.run) else { return Ok(()) };
+        let begun = holders.get(&(event.agent, run)).is_some_and(|holder| holder.begun > 0);
+        if !seal.gap || !begun || self.spoiled.contains(&event.agent) {
+            return Ok(());
+        }
+        let ends = |end: &&EventEnvelope| end.run == Some(run) && end.event.is_terminal();
+        let end = self.events_of(event.agent).iter().find(ends).map_or(event.time, |end| end.time);
+        if event.time.since(end) >= NODE_LOST_LOG_WAIT {
+            return Ok(());
+        }
+        Err(format!("run {run} is sealed with a gap, while its output can still be read"))
     }
 
     fn read(&mut self, bus: &State, agent: AgentId, run: RunId, holder: &Holder) -> Result<(), String> {
@@ -169,14 +186,6 @@ impl Promises {
         (!self.is_sealed(agent, run)).then_some(run)
     }
 
-    /// Whether its node was taken for lost, though the run may have ended before.
-    fn was_taken_over(&self, agent: AgentId, run: RunId) -> bool {
-        let mut nodes =
-            self.events_of(agent).iter().skip_while(|event| event.run != Some(run)).map(|event| &event.node);
-        let first = nodes.next();
-        nodes.any(|node| Some(node) != first)
-    }
-
     /// Whether the run was given up by somebody who could not reach it.
     pub(crate) fn was_given_up(&self, agent: AgentId, run: RunId) -> bool {
         self.events_of(agent).iter().any(|event| {
@@ -193,7 +202,7 @@ impl Promises {
             check::histories(bus)?;
         }
         for (agent, events) in &self.events {
-            if self.damaged.contains(agent) {
+            if self.damaged.contains(agent) || (self.damage_is_known && self.spoiled.contains(agent)) {
                 continue;
             }
             for run in events.iter().filter(|event| matches!(event.event, Event::RunAccepted(_))) {
@@ -214,7 +223,7 @@ impl Promises {
             let events = self.events_of(*agent);
             let log = check::log(bus, *agent, *run, &expected, check::Reading::Right)?;
             check::derived(bus, *agent, *run, events, &expected)?;
-            let gap = self.was_given_up(*agent, *run) || self.was_taken_over(*agent, *run);
+            let gap = self.was_given_up(*agent, *run);
             check::seal(*run, events, log, gap)?;
             if gap {
                 continue;

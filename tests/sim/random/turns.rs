@@ -142,7 +142,9 @@ impl World {
 
     fn choose_fault(&mut self) -> Turn {
         let machine = self.dice.below(MACHINES);
-        let Some(at) = self.living(machine) else { return Turn::Boot(machine) };
+        let Some(at) = self.living(machine) else {
+            return if self.dice.one_in(4) { Turn::Boot(machine) } else { Turn::Clock(3000) };
+        };
         let node = &self.nodes[at];
         if node.life == Life::Paused {
             // Mostly only when somebody else has noticed.

@@ -207,8 +207,7 @@ impl World {
         let here = !local || holder.home.is_none_or(|home| home == machine);
         let mut reports = Vec::new();
         let outcome = match effect {
-            Effect::Attach { .. } if owner.node_lost => {
-                owner.node_lost = false;
+            Effect::Attach { .. } if owner.node_lost == Some(run) => {
                 reports.push(Report::Lost(FailReason::NodeLost, "its node was silent for too long".to_owned()));
                 Ok(())
             }

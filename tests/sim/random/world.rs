@@ -209,10 +209,11 @@ impl World {
             && self.nodes.iter().flat_map(|node| node.owners.values()).all(idle)
     }
 
-    /// Whether its history was continued wrongly after it was put back: then it
-    /// cannot be folded, and the agent is stopped.
+    /// Whether nothing can be expected of it: its history was put back, and its
+    /// owner may not notice, or has continued it so that it cannot be folded.
     pub(crate) fn is_damaged(&self, agent: usize) -> bool {
-        self.promises.damaged.contains(&self.agents[agent].id)
+        let id = &self.agents[agent].id;
+        self.promises.damaged.contains(id) || (!self.owners_compare && self.promises.spoiled.contains(id))
     }
 
     /// From now on nothing fails.

@@ -157,7 +157,7 @@ impl Shared {
                     });
                 }
             }
-            other => tracing::warn!(event = %other, "bus connection"),
+            other => tracing::debug!(event = %other, "bus connection"),
         }
     }
 

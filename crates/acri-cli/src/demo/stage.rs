@@ -58,8 +58,16 @@ impl Stage {
             fs::create_dir_all(&place)?;
             fs::File::create(place.join(name))?.write_all(text.as_bytes())?;
         }
-        let progress = |progress: local::Progress| tracing::warn!("{progress}");
-        let binary = local::find(&Find::from_env(), &progress).await.context("failed to find a nats-server")?;
+        let binary = {
+            let out = std::sync::Mutex::new(&mut app.out);
+            let progress = |progress: local::Progress| {
+                if let Ok(mut out) = out.lock() {
+                    // A closed terminal does not keep the server from being found.
+                    let _ = out.note(format_args!("acri: {progress}"));
+                }
+            };
+            local::find(&Find::from_env(), &progress).await.context("failed to find a nats-server")?
+        };
         say(app, format_args!("· nats-server {} on a free loopback port", binary.version))?;
         let store = directory.join("nats");
         let server = Server::start(ServerOptions { store, binary, sync_always: false, port: None }).await?;

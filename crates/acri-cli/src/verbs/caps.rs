@@ -12,7 +12,7 @@ use anyhow::Result;
 #[command(after_help = "\
 Examples:
   acri caps               what the harness `process` can do
-  acri caps scripted -o json
+  acri caps process -o json
 ")]
 pub(crate) struct Args {
     /// Kind of harness

@@ -33,7 +33,9 @@ pub(crate) async fn perform(app: &mut App, args: Args) -> Result<()> {
         all_proved &= answer.proved;
         match app.out.format {
             Format::Table if app.out.quiet => app.out.line(run)?,
-            Format::Table if answer.proved => app.out.line(format_args!("{run} killed, its process tree is gone"))?,
+            Format::Table if answer.proved => {
+                app.out.line(format_args!("{run} has ended, its process tree is gone"))?
+            }
             Format::Table => app.out.line(format_args!("{run} killing, not yet proved gone"))?,
             Format::Json | Format::Yaml => app.out.item(&output::json(&answer)?)?,
         }
