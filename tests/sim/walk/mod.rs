@@ -13,6 +13,7 @@
 //! ignored test takes them together.
 
 mod bus;
+mod carry;
 mod machines;
 mod plan;
 mod search;
