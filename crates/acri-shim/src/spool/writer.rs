@@ -94,6 +94,8 @@ impl Writer {
                 self.torn = true;
                 self.refused = true;
                 self.mend();
+                // What was let go of before may be all that ever is: nobody asks for more output than there is.
+                self.give_back();
                 Append::DiskRefused
             }
         }
@@ -144,6 +146,10 @@ impl Writer {
     /// Lets go of everything below `offset`: segments wholly below it are deleted. Never moves back, never beyond the end.
     pub(crate) fn release(&mut self, offset: u64) {
         self.released = self.released.max(offset.min(self.end));
+        self.give_back();
+    }
+
+    fn give_back(&mut self) {
         // The active segment can go too when all of it is released and a new one can be begun: that is how a full disk
         // gets its last bytes back.
         let size = self.end - self.active_start();
