@@ -90,12 +90,14 @@ impl Drop for Mount {
 
 #[tokio::test]
 async fn a_full_disk_under_the_spool_holds_the_program_up_and_loses_nothing() {
+    // Before the site, so that it is there until all that runs on it is ended.
+    let mount;
     let site = site().await;
     let runs = site.state_dir("n1").join("node/processes/runs");
     let mut builder = std::fs::DirBuilder::new();
     std::os::unix::fs::DirBuilderExt::mode(builder.recursive(true), 0o700);
     builder.create(&runs).unwrap();
-    let mount = match Mount::tmpfs(&runs, "6m") {
+    mount = match Mount::tmpfs(&runs, "6m") {
         Ok(mount) => mount,
         Err(error) => {
             println!("skipped: a small file system cannot be mounted here: {error}");
