@@ -336,6 +336,10 @@ impl State {
                     }
                 }
                 Output::Retired => {
+                    let error = ErrorBody::new(ErrorCode::FailedPrecondition, "the agent was removed");
+                    for (_, waiting) in std::mem::take(&mut self.askers) {
+                        waiting.0.refuse(&error).await;
+                    }
                     self.leave().await;
                     self.driver.remove(self.agent).await;
                     let _ = self.supervisor.cast(supervisor::Msg::Gone(self.agent, myself.get_id()));

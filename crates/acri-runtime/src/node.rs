@@ -37,6 +37,8 @@ pub type Connect = Arc<dyn Fn() -> BoxFuture<'static, Result<SharedBus, Fault>> 
 
 /// How often it is looked whose holder is to hear from its owner.
 const CONTACT_LOOK_EVERY: Duration = Duration::from_millis(250);
+/// How often a lease that may be nobody's any more is looked at.
+const LEASE_LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How long a start waits for its lease.
 const LEASE_WAIT_MAX: Duration = Duration::from_secs(30);
 /// How long the fencing of a predecessor is tried.
@@ -351,17 +353,39 @@ impl Node {
             if checked.insert(owner) {
                 // The lock file proves the death of predecessors in this state
                 // directory only; a namesake elsewhere may live.
-                let entry = self.shared.bus.lease(owner).await.map_err(fault)?;
-                if let LeaseEntry::Live { .. } = entry {
+                if self.is_renewed(owner).await? {
                     return Err(Error::NameTaken { node, incarnation: owner });
                 }
-                if let LeaseEntry::Expired(_) = entry {
-                    fence(&self.shared.bus, owner).await?;
-                }
+                fence(&self.shared.bus, owner).await?;
             }
             let _ = supervisor.cast(supervisor::Msg::Adopt { agent, history, node_lost: false });
         }
         Ok(index)
+    }
+
+    /// Whether that incarnation still renews its lease. An entry that looks
+    /// live is watched for one TTL: a bus that was down, or put back to an older
+    /// store, expires late what nobody renews any more.
+    async fn is_renewed(&self, incarnation: Incarnation) -> Result<bool, Error> {
+        let fault = |source| Error::Bus { operation: "read a lease", source };
+        let deadline = boot_time() + self.shared.config.lease_ttl;
+        let mut seen = None;
+        loop {
+            let LeaseEntry::Live { revision, renewed, .. } =
+                self.shared.bus.lease(incarnation).await.map_err(fault)?
+            else {
+                return Ok(false);
+            };
+            if seen.is_some_and(|former| former != revision) {
+                return Ok(true);
+            }
+            seen = Some(revision);
+            let stale = self.shared.clock.now().since(renewed) > self.shared.config.lease_ttl;
+            if stale || boot_time() >= deadline {
+                return Ok(false);
+            }
+            tokio::time::sleep(LEASE_LOOK_EVERY).await;
+        }
     }
 
     /// Which start of the node this is.

@@ -67,6 +67,7 @@ fn every_order_of_the_whole_scope_keeps_every_promise() {
     walk(Plan::new(crash, true));
     walk(Plan::new(Left { timeouts: 2, ..crash }, false));
     walk(Plan::new(Left { lapses: 1, zombie_steps: 6, ..NONE }, false));
+    walk(Plan::new(Left { lapses: 1, zombie_steps: 1, ..NONE }, true));
     walk(Plan::new(Left { lapses: 1, zombie_steps: u8::MAX, ..NONE }, true).of_one_line());
     let whole = Left { crashes: 1, lapses: 1, outages: 1, timeouts: 1, zombie_steps: 2 };
     walk(Plan { states_max: 20_000_000, ..Plan::new(whole, true) });

@@ -310,8 +310,12 @@ impl Driver for ProcessDriver {
             let at = dir.clone();
             match blocking(move || acri_shim::remove(&at)).await {
                 Ok(()) => break self.inner.registry.forget((agent, run)),
-                // It has told its end and is about to leave.
-                Err(error) if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < deadline => {
+                // It has told its end and is about to leave, or a Kill was
+                // latched beside the removal.
+                Err(error)
+                    if matches!(error.kind(), io::ErrorKind::ResourceBusy | io::ErrorKind::DirectoryNotEmpty)
+                        && Instant::now() < deadline =>
+                {
                     tokio::time::sleep(LOOK_PAUSE).await;
                 }
                 Err(error) => {
