@@ -72,7 +72,7 @@ pub(crate) fn log(
     reading: Reading<'_>,
 ) -> Result<Log, String> {
     let mut frames = frames(bus, agent, run);
-    let token = frames.last().map_or_else(ResumeToken::start, |frame| resume(frame));
+    let token = chained(&frames, ResumeToken::start())?;
     if let Reading::Without(dropped) = reading {
         frames.retain(|frame| !dropped.contains(&frame.seq));
     }
@@ -99,6 +99,20 @@ pub(crate) fn log(
         }
     }
     Ok(Log { count: LogSeq(token.next_sequence.0 - 1), chain: token.chain, spool_offset: token.spool_offset })
+}
+
+/// The token of the last of these frames, each of which must follow the one
+/// before it.
+pub(crate) fn chained(frames: &[&RecordedFrame], before: ResumeToken) -> Result<ResumeToken, String> {
+    let mut token = before;
+    for frame in frames {
+        let next = resume(frame);
+        if next.chain != token.chain.chained(&frame.bytes) {
+            return Err(format!("frame {} does not follow the one before it", frame.seq));
+        }
+        token = next;
+    }
+    Ok(token)
 }
 
 type Read = Vec<(acri::log::LogEvent, acri::cursor::Cursor)>;

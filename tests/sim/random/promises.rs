@@ -9,6 +9,7 @@ use acri::{
     AgentId, Event, EventEnvelope, RunId, StreamSeq, codec,
     event::{FailReason, RunFailed},
     id::LogSeq,
+    log::ResumeToken,
 };
 use acri_bus::{memory::State, port::EventSelection};
 use acri_core::{
@@ -25,6 +26,7 @@ struct Live {
     reader: Reader,
     read: usize,
     last: StreamSeq,
+    token: ResumeToken,
 }
 
 #[derive(Default)]
@@ -138,11 +140,14 @@ impl Promises {
             reader: Reader::new(facts, Since::Start),
             read: 0,
             last: StreamSeq(0),
+            token: ResumeToken::start(),
         });
         let expected = Expected::of(&holder.spool, holder.exit.is_some());
         let mut items = Vec::new();
         let mut covered = BTreeMap::new();
-        for frame in bus.read_frames(agent, Some(run), live.last.next()) {
+        let frames: Vec<_> = bus.read_frames(agent, Some(run), live.last.next()).collect();
+        live.token = check::chained(&frames, live.token.clone())?;
+        for frame in frames {
             live.last = frame.seq;
             if live.reader.push(Frame { seq: frame.seq, bytes: &frame.bytes }, &mut items) == Next::Restart {
                 return Err("a reader from the start begins again".to_owned());
