@@ -371,8 +371,7 @@ impl Node {
         let deadline = boot_time() + self.shared.config.lease_ttl;
         let mut seen = None;
         loop {
-            let LeaseEntry::Live { revision, renewed, .. } =
-                self.shared.bus.lease(incarnation).await.map_err(fault)?
+            let LeaseEntry::Live { revision, renewed, .. } = self.shared.bus.lease(incarnation).await.map_err(fault)?
             else {
                 return Ok(false);
             };
