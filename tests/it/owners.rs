@@ -45,6 +45,9 @@ impl Driver for Remote {
     async fn attach(&self, agent: AgentId, run: RunId, owner: Owner) -> Result<Attached, Fault> {
         self.0.attach(agent, run, owner).await
     }
+    async fn give_up(&self, agent: AgentId, run: RunId, owner: Owner) -> Result<(), Fault> {
+        self.0.give_up(agent, run, owner).await
+    }
     async fn scan(&self) -> Vec<Held> {
         self.0.scan().await
     }

@@ -85,7 +85,7 @@ pub(crate) fn end_holders(state_dir: &Path) {
             // A helper of the holder ends a moment after it. What is left after
             // this is found by its environment.
             for _ in 0..200 {
-                match acri_shim::sweep(&run) {
+                match acri_shim::sweep(&run, None) {
                     Err(error) if error.kind() == std::io::ErrorKind::ResourceBusy => {
                         let _ = poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: 5_000_000 }));
                     }

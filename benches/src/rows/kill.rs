@@ -154,6 +154,9 @@ impl Driver for Holding {
             other => other,
         })
     }
+    async fn give_up(&self, agent: AgentId, run: RunId, owner: Owner) -> Result<(), Fault> {
+        self.inner.give_up(agent, run, owner).await
+    }
     async fn scan(&self) -> Vec<Held> {
         self.inner.scan().await
     }

@@ -105,8 +105,8 @@ pub enum Attached {
     Session(Arc<dyn Session>),
     /// Nothing was ever started for this run.
     NeverStarted,
-    /// It was started and can neither be reached nor read. The reason says
-    /// which: `harness_lost` or `machine_restarted`.
+    /// It was started, nothing of it lives any more, and nothing can be
+    /// read. The reason says why: `harness_lost` or `machine_restarted`.
     Lost {
         /// Why.
         reason: acri::event::FailReason,
@@ -172,6 +172,13 @@ pub trait Driver: Send + Sync {
     /// # Errors
     /// [`Fault`] if it cannot be told; try again.
     async fn attach(&self, agent: AgentId, run: RunId, owner: Owner) -> Result<Attached, Fault>;
+    /// Ends what is left of a run that cannot be attached, without its
+    /// holder's help. `Ok` is the proof that nothing of it lives. Nothing can
+    /// be attached any more then.
+    ///
+    /// # Errors
+    /// [`Fault`]: not proved; repeat it.
+    async fn give_up(&self, agent: AgentId, run: RunId, owner: Owner) -> Result<(), Fault>;
     /// Every run whose holder is on this node, claimed by nobody yet. Called
     /// once, before anything else.
     async fn scan(&self) -> Vec<Held>;
@@ -286,7 +293,8 @@ pub trait Session: Send + Sync {
     ///
     /// # Errors
     /// [`Fault::Broken`] if the holder died without a word: the harness is
-    /// gone (or best effort was made, tier three) and its status unknown.
+    /// gone (or best effort was made, tier three) and its status unknown. Any
+    /// other: nothing is known yet, ask again.
     async fn exit(&self) -> Result<Exit, Fault>;
     /// What it means when [`Session::exit`] says [`Fault::Broken`]:
     /// `harness_lost` or `machine_restarted`. What can still be read of a run

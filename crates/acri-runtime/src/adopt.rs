@@ -30,7 +30,8 @@ struct Entry {
     incarnation: Incarnation,
     harness: HarnessType,
     lost_after: Duration,
-    open: Option<RunId>,
+    /// The open run, and the node that accepted its Start.
+    open: Option<(RunId, NodeId)>,
 }
 
 /// Who owns which agent that is not removed.
@@ -52,7 +53,7 @@ impl Index {
             }
             "run.accepted" | "run.logs_sealed" => {
                 if let Some(entry) = self.agents.get_mut(agent) {
-                    entry.open = run.filter(|_| kind == "run.accepted");
+                    entry.open = run.filter(|_| kind == "run.accepted").map(|run| (run, entry.node.clone()));
                 }
             }
             _ => {}
@@ -61,7 +62,15 @@ impl Index {
 
     /// The node that owes a run its logs and its end, if it is open.
     pub(crate) fn owner_of_open(&self, agent: AgentId, run: RunId) -> Option<&NodeId> {
-        self.agents.get(&agent).filter(|entry| entry.open == Some(run)).map(|entry| &entry.node)
+        let entry = self.agents.get(&agent)?;
+        entry.open.as_ref().filter(|(open, _)| *open == run).map(|_| &entry.node)
+    }
+
+    /// Agents whose open run was accepted by this node and is owned by another.
+    pub(crate) fn given_up(&self, home: &NodeId) -> Vec<(AgentId, HarnessType)> {
+        let is = |entry: &&Entry| entry.node != *home && entry.open.as_ref().is_some_and(|(_, node)| node == home);
+        let given_up = self.agents.iter().filter(|(_, entry)| is(entry));
+        given_up.map(|(agent, entry)| (*agent, entry.harness.clone())).collect()
     }
 
     fn owned(&mut self, agent: AgentId, bytes: &[u8]) {
@@ -201,7 +210,8 @@ impl Adopter {
     async fn consider(&self, agent: AgentId, entry: &Entry, silent: Duration) -> Result<(), Fault> {
         let Some(supervisor) = self.supervisors.get(&entry.harness) else { return Ok(()) };
         let local = self.drivers.iter().any(|driver| *driver.harness() == entry.harness && driver.is_local());
-        let node_lost = local && entry.node != self.shared.config.node;
+        let here = &self.shared.config.node;
+        let node_lost = local && entry.node != *here && entry.open.as_ref().is_none_or(|(_, home)| home != here);
         if node_lost && (entry.open.is_none() || silent < entry.lost_after) {
             return Ok(());
         }
@@ -215,7 +225,7 @@ impl Adopter {
             return Ok(());
         }
         tracing::warn!(%agent, former = %entry.node, node_lost, "an agent of a silent node is taken over");
-        let _ = supervisor.cast(supervisor::Msg::Adopt { agent, history, node_lost });
+        let _ = supervisor.cast(supervisor::Msg::Adopt { agent, history });
         Ok(())
     }
 

@@ -66,7 +66,7 @@ pub(crate) enum Birth {
     /// By a Create.
     Create { creation: Creation, command: Command, back: Back },
     /// By an adoption of what the stream tells.
-    Adopt { history: Vec<Stored>, history_lost: bool, node_lost: bool },
+    Adopt { history: Vec<Stored>, history_lost: bool },
 }
 
 /// Arguments of the actor.
@@ -215,12 +215,13 @@ impl State {
                 let asker = self.ask(back, None);
                 with_ctx(&self.shared, |ctx| Appender::create(me, creation, asker, command, ctx))
             }
-            Birth::Adopt { history, history_lost, node_lost } => {
-                self.node_lost = node_lost;
+            Birth::Adopt { history, history_lost } => {
                 let adoption = with_ctx(&self.shared, |ctx| Appender::adopt(me, &history, history_lost, ctx));
                 adoption.map_err(|halt| format!("adoption: {halt:?}"))?
             }
         };
+        // A local harness is where its Start was accepted, whoever owns it now.
+        self.node_lost = self.driver.is_local() && appender.state().open_run_is_elsewhere(&self.shared.config.node);
         // An open run's switch stands before anybody can ask for a Kill.
         if let Some(run) = appender.open_run() {
             let switch = self.driver.kill_switch(self.agent, run);

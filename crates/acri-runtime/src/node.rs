@@ -272,16 +272,23 @@ impl Node {
         let index = self.adopt_own().await?;
         for (driver, held) in held {
             match index.owner_of_open(held.agent, held.run) {
-                Some(node) if *node == self.shared.config.node => {}
                 // Others reach it too, and its owner may live: the adopter
                 // sees to it.
-                _ if !driver.is_local() => self.shared.control.switches.drop_run(held.agent, held.run),
-                // Given up while this node was away, by whoever owns it now:
-                // its output is still owed, and only this node has it.
-                Some(_) => self.take_back(driver.harness(), held.agent).await?,
+                Some(node) if *node != self.shared.config.node && !driver.is_local() => {
+                    self.shared.control.switches.drop_run(held.agent, held.run);
+                }
+                Some(_) => {}
+                None if !driver.is_local() => self.shared.control.switches.drop_run(held.agent, held.run),
                 None => {
                     tokio::spawn(reclaim(Arc::clone(&self.shared), driver, held));
                 }
+            }
+        }
+        // Given up while this node was away, by whoever owns it now: what it
+        // wrote is still owed, or that it never began, and only this node knows.
+        for (agent, harness) in index.given_up(&self.shared.config.node) {
+            if drivers.iter().any(|driver| *driver.harness() == harness && driver.is_local()) {
+                self.take_back(&harness, agent).await?;
             }
         }
         let index = Arc::new(Mutex::new(index));
@@ -317,7 +324,7 @@ impl Node {
         let (history, _) = read.map_err(|source| Error::Bus { operation: "read a history", source })?;
         if let Some(supervisor) = self.supervisors.get(harness) {
             tracing::warn!(%agent, "an agent that was given up is taken back");
-            let _ = supervisor.cast(supervisor::Msg::Adopt { agent, history, node_lost: false });
+            let _ = supervisor.cast(supervisor::Msg::Adopt { agent, history });
         }
         Ok(())
     }
@@ -358,7 +365,7 @@ impl Node {
                 }
                 fence(&self.shared.bus, owner).await?;
             }
-            let _ = supervisor.cast(supervisor::Msg::Adopt { agent, history, node_lost: false });
+            let _ = supervisor.cast(supervisor::Msg::Adopt { agent, history });
         }
         Ok(index)
     }

@@ -18,8 +18,8 @@ use tokio_util::sync::CancellationToken;
 
 /// Derived events whose storing the pump has not heard of yet.
 const DERIVED_WAITING_MAX: usize = 64;
-/// Attempts to reach a holder, about a minute's worth, before its harness is
-/// taken for lost.
+/// Attempts to reach a holder, about a minute's worth, before its run is given
+/// up and ended without it.
 const ATTEMPTS_MAX: u32 = 40;
 
 /// Arguments of the actor.
@@ -138,6 +138,29 @@ async fn stored_log(shared: &Shared, agent: AgentId, run: RunId, to: &ActorRef<a
     }
 }
 
+/// Pauses before a holder is tried again; or, when that was tried often enough,
+/// ends the run without it. A run is called lost only when nothing of it
+/// lives: as long as that is not proved, it is tried again.
+async fn again(
+    driver: &dyn Driver,
+    (agent, run): (AgentId, RunId),
+    owner: Owner,
+    attempt: u32,
+    fault: Fault,
+) -> Result<Report, Fault> {
+    let fault = if attempt < ATTEMPTS_MAX {
+        fault
+    } else {
+        match driver.give_up(agent, run, owner).await {
+            Ok(()) => return Ok(Report::Lost(FailReason::HarnessLost, fault.to_string())),
+            Err(unproved) => unproved,
+        }
+    };
+    tracing::warn!(%agent, %run, %fault, "the holder of a run is tried again");
+    tokio::time::sleep(agent::retry_pause(attempt)).await;
+    Err(fault)
+}
+
 fn owner(shared: &Shared, epoch: acri::id::Epoch) -> Owner {
     Owner { epoch, incarnation: shared.incarnation }
 }
@@ -191,12 +214,14 @@ impl State {
                         let _ = myself.cast(Msg::Unreachable(token, fault));
                         return;
                     }
-                    Err(fault) if attempt < ATTEMPTS_MAX => {
-                        tracing::warn!(%agent, %run, %fault, "attach is tried again");
-                        tokio::time::sleep(agent::retry_pause(attempt)).await;
-                        continue;
-                    }
-                    Err(fault) => Report::Lost(FailReason::HarnessLost, fault.to_string()),
+                    Err(fault) => match again(&*driver, (agent, run), owner, attempt, fault).await {
+                        Ok(report) => report,
+                        Err(Fault::Stale(epoch)) => {
+                            let _ = myself.cast(Msg::Unreachable(token, Fault::Stale(epoch)));
+                            return;
+                        }
+                        Err(_) => continue,
+                    },
                 };
                 let lost = matches!(report, Report::Lost(..)) || started;
                 let _ = to.cast(agent::Msg::Input(Input::EffectDone(token)));
@@ -242,12 +267,16 @@ impl State {
                         let _ = myself.cast(Msg::Unreachable(token, fault));
                         return;
                     }
-                    Err(StartError::Fault(fault)) if attempt < ATTEMPTS_MAX => {
-                        tracing::warn!(%run, %fault, "start is tried again");
-                        tokio::time::sleep(agent::retry_pause(attempt)).await;
-                        continue;
+                    Err(StartError::Fault(fault)) => {
+                        match again(&*driver, (start.agent, run), start.owner, attempt, fault).await {
+                            Ok(report) => report,
+                            Err(Fault::Stale(epoch)) => {
+                                let _ = myself.cast(Msg::Unreachable(token, Fault::Stale(epoch)));
+                                return;
+                            }
+                            Err(_) => continue,
+                        }
                     }
-                    Err(StartError::Fault(fault)) => Report::Lost(FailReason::HarnessLost, fault.to_string()),
                 };
                 let _ = to.cast(agent::Msg::Input(Input::EffectDone(token)));
                 let _ = to.cast(agent::Msg::Input(Input::Report(run, report)));
@@ -270,13 +299,22 @@ impl State {
         }));
         let (run, to) = (self.spawn.run, self.spawn.to.clone());
         self.task(async move {
-            let report = match session.exit().await {
-                Ok(exit) => Report::Exited {
-                    status: exit.status,
-                    killed: exit.killed.map(|kill| (kill.command, kill.principal, kill.reason)),
-                    orphaned: exit.orphaned,
-                },
-                Err(fault) => Report::Lost(session.lost_reason(), fault.to_string()),
+            let mut attempt = 0;
+            let report = loop {
+                match session.exit().await {
+                    Ok(exit) => {
+                        break Report::Exited {
+                            status: exit.status,
+                            killed: exit.killed.map(|kill| (kill.command, kill.principal, kill.reason)),
+                            orphaned: exit.orphaned,
+                        };
+                    }
+                    Err(fault @ Fault::Broken { .. }) => break Report::Lost(session.lost_reason(), fault.to_string()),
+                    // What its holder left may live: that is no end.
+                    Err(fault) => tracing::warn!(%run, %fault, "the end of a run is not known yet"),
+                }
+                tokio::time::sleep(agent::retry_pause(attempt)).await;
+                attempt += 1;
             };
             let _ = to.cast(agent::Msg::Input(Input::Report(run, report)));
         });

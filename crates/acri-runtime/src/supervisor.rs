@@ -33,9 +33,8 @@ pub(crate) enum Msg {
     Knows(AgentId, RpcReplyPort<bool>),
     /// A repeat of a Create.
     CreateAgain { agent: AgentId, command: Command, back: Back },
-    /// Take an agent over. `node_lost`: only its own node could reach its
-    /// harness, and is given up.
-    Adopt { agent: AgentId, history: Vec<Stored>, node_lost: bool },
+    /// Take an agent over.
+    Adopt { agent: AgentId, history: Vec<Stored> },
     /// Read the agent's history and take it over again, as the actor `from`
     /// asks.
     Readopt { agent: AgentId, from: ActorId, history_lost: bool },
@@ -91,9 +90,9 @@ impl Actor for Supervisor {
                 let _ = port.send(state.agents.contains_key(&agent));
             }
             Msg::CreateAgain { agent, command, back } => state.create_again(agent, command, back).await,
-            Msg::Adopt { agent, history, node_lost } => {
+            Msg::Adopt { agent, history } => {
                 if !state.agents.contains_key(&agent) {
-                    let birth = Birth::Adopt { history, history_lost: false, node_lost };
+                    let birth = Birth::Adopt { history, history_lost: false };
                     state.spawn(&myself, agent, birth).await;
                 }
             }
@@ -109,7 +108,7 @@ impl Actor for Supervisor {
                     return Ok(());
                 }
                 if state.is_ours(&history) {
-                    state.spawn(&myself, agent, Birth::Adopt { history, history_lost, node_lost: false }).await;
+                    state.spawn(&myself, agent, Birth::Adopt { history, history_lost }).await;
                 } else {
                     // One that was only looked up did not fail.
                     state.replacements.remove(&agent);

@@ -6,6 +6,7 @@
 use acri::{
     AgentId, AgentSpec, CapabilitySet, ErrorCode, Event, HarnessType, NodeId, Payload, RunId, RunState, StreamSeq,
     command::OnExpiry,
+    event::FailReason,
     status::{Phase, RunStatus, Termination},
 };
 use acri_bus::{
@@ -34,7 +35,7 @@ use std::{
 };
 
 /// How long anything may take before its test fails.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What is to go wrong next, how often.
 #[derive(Debug, Default)]
@@ -44,6 +45,7 @@ struct Mishaps {
     attach_panics: AtomicU32,
     start_panics: AtomicU32,
     exit_panics: AtomicU32,
+    attaches: AtomicU32,
 }
 
 fn strike(left: &AtomicU32, what: &str) {
@@ -54,6 +56,7 @@ fn strike(left: &AtomicU32, what: &str) {
 /// The scripted driver, with mishaps.
 struct Hooked {
     inner: ScriptedDriver,
+    local: bool,
     mishaps: Arc<Mishaps>,
 }
 
@@ -76,9 +79,8 @@ impl Driver for Hooked {
     fn capabilities(&self) -> CapabilitySet {
         self.inner.capabilities()
     }
-    /// Any node reaches the world.
     fn is_local(&self) -> bool {
-        false
+        self.local
     }
     async fn create(&self, agent: AgentId, spec: &AgentSpec) -> Result<Provisioned, Refusal> {
         self.inner.create(agent, spec).await
@@ -92,11 +94,15 @@ impl Driver for Hooked {
         Ok(self.session(self.inner.start(start).await?))
     }
     async fn attach(&self, agent: AgentId, run: RunId, owner: Owner) -> Result<Attached, Fault> {
+        self.mishaps.attaches.fetch_add(1, Ordering::SeqCst);
         strike(&self.mishaps.attach_panics, "attach");
         match self.inner.attach(agent, run, owner).await? {
             Attached::Session(session) => Ok(Attached::Session(self.session(session))),
             other => Ok(other),
         }
+    }
+    async fn give_up(&self, agent: AgentId, run: RunId, owner: Owner) -> Result<(), Fault> {
+        self.inner.give_up(agent, run, owner).await
     }
     async fn scan(&self) -> Vec<Held> {
         self.inner.scan().await
@@ -166,12 +172,17 @@ impl Rig {
     }
 
     async fn start_with(&self, config: Config) -> Node {
+        // Any node reaches the rig's world.
+        let inner = ScriptedDriver::new(self.world.clone());
+        self.start_hooked(config, Hooked { inner, local: false, mishaps: Arc::clone(&self.mishaps) }).await
+    }
+
+    async fn start_hooked(&self, config: Config, hooked: Hooked) -> Node {
         let bus = self.bus.clone();
         let connect: Connect = Arc::new(move || {
             let bus: SharedBus = Arc::new(bus.another());
             Box::pin(async move { Ok(bus) })
         });
-        let hooked = Hooked { inner: ScriptedDriver::new(self.world.clone()), mishaps: Arc::clone(&self.mishaps) };
         let started = Node::start(config, connect, vec![Arc::new(hooked) as Arc<dyn Driver>]);
         tokio::time::timeout(PATIENCE, started).await.unwrap().unwrap()
     }
@@ -212,6 +223,17 @@ impl Rig {
         let item = tokio::time::timeout(PATIENCE, events.next()).await.unwrap().unwrap().unwrap();
         let EventItem::Event(event) = item else { panic!("{item:?}") };
         event.envelope.node
+    }
+
+    /// Waits until the agent has changed hands as told.
+    async fn owners(&self, agent: AgentId, expected: &[&str]) {
+        let types = EventTypes::Only(["agent.assigned".to_owned()].into());
+        let mut events = self.client.events(EventSelection::Agent(agent), types, EventsSince::Start, true);
+        for owner in expected {
+            let item = tokio::time::timeout(PATIENCE, events.next()).await.unwrap().unwrap().unwrap();
+            let EventItem::Event(event) = item else { panic!("{item:?}") };
+            assert_eq!(event.envelope.node.as_str(), *owner);
+        }
     }
 
     /// The whole log, once it is sealed.
@@ -539,4 +561,56 @@ async fn a_removed_agent_is_gone_and_its_start_is_refused() {
     let error = rig.client.start(run.0, Payload::text("")).await.unwrap_err();
     assert_eq!(error.code(), ErrorCode::FailedPrecondition, "{error}");
     node.leave().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_local_run_that_was_given_up_is_its_own_nodes_to_settle_and_no_other_looks_for_it() {
+    let rig = Rig::new();
+    let short = |name: &str| {
+        let mut config = rig.config(name);
+        config.lease_ttl = Duration::from_secs(1);
+        config.lease_renew_every = Duration::from_millis(200);
+        config.lease_stop_after = Duration::from_millis(700);
+        config
+    };
+    let world = || {
+        let clock = rig.bus.another();
+        World::new(move || clock.state().now())
+    };
+    let local = |world: World, mishaps: &Arc<Mishaps>| Hooked {
+        inner: ScriptedDriver::new(world),
+        local: true,
+        mishaps: Arc::clone(mishaps),
+    };
+    let (home, mishaps) = (world(), Arc::default());
+    // Its Start is accepted, and nothing begins before its node goes.
+    for _ in 0..40 {
+        home.fail_next(Effect::Start, Failure::Before);
+    }
+    let one = rig.start_hooked(short("one"), local(home, &mishaps)).await;
+    let mut spec = AgentSpec::new("scripted".parse().unwrap(), vec!["exit 0".to_owned()]);
+    (spec.orphan_after_ms, spec.node_lost_after_ms) = (Some(1_000), Some(31_000));
+    let agent = rig.client.create(spec).await.unwrap().agent;
+    let run = (agent, rig.client.start(agent, Payload::text("")).await.unwrap().run);
+    one.leave().await;
+    drop(one);
+    let elsewhere: Arc<Mishaps> = Arc::default();
+    let two = rig.start_hooked(short("two"), local(world(), &elsewhere)).await;
+    let failed = rig.event(run, "run.failed").await;
+    assert!(matches!(&failed, Event::RunFailed(data) if data.reason == FailReason::NodeLost), "{failed:?}");
+    // Whoever gave it up is restarted: it is out of reach all the same.
+    two.leave().await;
+    drop(two);
+    let two = rig.start_hooked(short("two"), local(world(), &elsewhere)).await;
+    rig.owners(agent, &["two", "two"]).await;
+    assert_eq!(elsewhere.attaches.load(Ordering::SeqCst), 0, "a run that lives on another node was looked for");
+    // Its own node knows that it never began.
+    let one = rig.start_hooked(short("one"), local(world(), &mishaps)).await;
+    let sealed = rig.event(run, "run.logs_sealed").await;
+    assert!(matches!(&sealed, Event::RunLogsSealed(data) if data.count.0 == 0 && !data.gap), "{sealed:?}");
+    let next = (agent, rig.client.start(agent, Payload::text("")).await.unwrap().run);
+    assert_eq!(rig.wait(next).await.state, RunState::Completed);
+    rig.assert_history_is_sound(agent).await;
+    one.leave().await;
+    two.leave().await;
 }

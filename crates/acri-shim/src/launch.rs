@@ -1,6 +1,7 @@
 //! Starting a shim, the node's side.
 
 use std::io::{self, Read as _, Write as _};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -221,7 +222,13 @@ pub fn spawn(exe: &Path, launch: &Launch) -> Result<Spawned, SpawnError> {
     // makes its session, closes what it inherited and goes to the root directory.
     #[expect(clippy::disallowed_methods, reason = "this is the place where shims are spawned")]
     let mut command = Command::new(exe);
-    command.arg(VERB).env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    command
+        .arg0(process_name(&launch.dir))
+        .arg(VERB)
+        .env_clear()
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
     let mut child = command.spawn().map_err(shim)?;
     match converse(&mut child, &order) {
         Ok(Answer::Ready(info)) => Ok(Spawned { child, token, info }),
@@ -233,11 +240,16 @@ pub fn spawn(exe: &Path, launch: &Launch) -> Result<Spawned, SpawnError> {
             let _ = child.kill();
             let _ = child.wait();
             // What it may have begun is ended with it; a failure here leaves `meta`, by which recovery finds the rest.
-            let _ = rundir::sweep(&launch.dir);
+            let _ = rundir::sweep(&launch.dir, launch.cgroup_parent.as_deref());
             let source = (source.kind() != io::ErrorKind::TimedOut).then_some(source);
             Err(SpawnError::NoAnswer { limit: LAUNCH_ANSWER, source })
         }
     }
+}
+
+/// The name that a shim runs under: the last way to find it, and what `ps` shows.
+pub(crate) fn process_name(run_dir: &Path) -> String {
+    format!("acri-shim:{}", run_dir.display())
 }
 
 /// Paths travel as text.

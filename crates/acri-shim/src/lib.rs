@@ -35,7 +35,8 @@ use std::process::ExitCode;
 pub use launch::{FailureKind, Info, Launch, Limits, SpawnError, Spawned, Token, spawn};
 pub use process::{Process, boot_id};
 pub use rundir::{
-    Exit, ExitReason, Isolation, KillRequest, Meta, Orphaned, Owner, Phase, Scan, Tier, latch_kill, remove, scan, sweep,
+    Exit, ExitReason, Isolation, KillRequest, Meta, Orphaned, Owner, Phase, Scan, Tier, end_shim, latch_kill, remove,
+    scan, sweep,
 };
 
 /// The hidden verb that starts a shim.

@@ -86,6 +86,30 @@ impl Stat {
     }
 }
 
+/// The processes that run under this name (the first of their arguments), each with its main thread's name. Zombies
+/// have none.
+pub(crate) fn named(name: &str) -> io::Result<Vec<(Process, String)>> {
+    let mut found = Vec::new();
+    let mut bytes = Vec::new();
+    for entry in std::fs::read_dir("/proc")? {
+        let Some(pid) = entry?.file_name().to_str().and_then(|text| text.parse::<i32>().ok()) else { continue };
+        // Before and after the look, so that a number that was used again meanwhile is not taken for it.
+        let Ok(before) = Process::of(pid) else { continue };
+        bytes.clear();
+        let wanted = u64::try_from(name.len()).unwrap_or(u64::MAX).saturating_add(1);
+        let read =
+            File::open(format!("/proc/{pid}/cmdline")).and_then(|file| file.take(wanted).read_to_end(&mut bytes));
+        if read.is_err() || bytes.strip_suffix(b"\0") != Some(name.as_bytes()) {
+            continue;
+        }
+        let thread = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        if before.exists() {
+            found.push((before, thread.trim_end().to_owned()));
+        }
+    }
+    Ok(found)
+}
+
 /// What a walk saw.
 #[derive(Debug, Default)]
 pub(crate) struct Walk {

@@ -208,31 +208,67 @@ pub struct Scan {
     pub owner: Option<Owner>,
     /// The machine was restarted since: nothing of the run can be alive.
     pub boot_changed: bool,
+    /// Files that are there and cannot be understood, by name. What they would say is missing above, but for a `kill`:
+    /// that there is one is all that counts.
+    pub damaged: Vec<&'static str>,
 }
 
-/// Reads a run directory. A file that is damaged is an error of kind `InvalidData`, not a missing one.
+impl Scan {
+    /// A run was started here, whether `meta` can still be read or not.
+    pub fn was_started(&self) -> bool {
+        self.meta.is_some() || self.is_unidentified()
+    }
+
+    /// A run was started here, and `meta` cannot tell any more what its shim and its tree were.
+    pub fn is_unidentified(&self) -> bool {
+        self.damaged.contains(&META)
+    }
+}
+
+/// Reads a run directory. What is damaged is told in [`Scan::damaged`]; an error is one of the file system.
 ///
 /// `alive` is looked at first: if it is false, no file changes any more.
 pub fn scan(dir: &Path) -> io::Result<Scan> {
     let alive = alive(dir)?;
-    let meta: Option<Meta> = read(dir, META)?;
+    let mut damaged = Vec::new();
+    let meta: Option<Meta> = readable(dir, META, &mut damaged)?;
     let boot_changed = match &meta {
         Some(meta) => meta.boot_id != process::boot_id()?,
         None => false,
     };
-    let secret = read_bytes(dir, SECRET)?.map(|bytes| <[u8; 32]>::try_from(bytes.as_slice()));
-    let secret = secret.transpose().map_err(|_| damaged(SECRET))?.map(Token::from_bytes);
+    let secret = read_bytes(dir, SECRET)?.and_then(|bytes| {
+        let token = <[u8; 32]>::try_from(bytes.as_slice()).map(Token::from_bytes);
+        token.map_err(|_| damaged.push(SECRET)).ok()
+    });
+    let exit = readable(dir, EXIT, &mut damaged)?;
+    let kill = readable(dir, KILL, &mut damaged)?;
     Ok(Scan {
         alive,
         meta,
-        exit: read(dir, EXIT)?,
-        kill: read(dir, KILL)?,
-        orphaned: read(dir, ORPHANED)?,
+        exit,
+        kill: if damaged.contains(&KILL) { Some(KillRequest::default()) } else { kill },
+        orphaned: readable(dir, ORPHANED, &mut damaged)?,
         token: read_bytes(dir, TOKEN)?,
         secret,
-        owner: read(dir, OWNER)?,
+        owner: readable(dir, OWNER, &mut damaged)?,
         boot_changed,
+        damaged,
     })
+}
+
+/// Like [`read`], with damage noted beside it.
+fn readable<T: DeserializeOwned>(
+    dir: &Path,
+    name: &'static str,
+    damaged: &mut Vec<&'static str>,
+) -> io::Result<Option<T>> {
+    match read(dir, name) {
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+            damaged.push(name);
+            Ok(None)
+        }
+        other => other,
+    }
 }
 
 /// True if a shim holds the lock of this directory.
@@ -282,14 +318,44 @@ pub fn latch_kill(dir: &Path, request: &KillRequest) -> io::Result<bool> {
 /// the first tier, the main process and its descendants in the third. Returns how many processes were signalled.
 /// Refuses with `ResourceBusy` while the shim lives; does nothing after a restart of the machine. Waits up to 3 seconds,
 /// then fails with `TimedOut`.
-pub fn sweep(dir: &Path) -> io::Result<usize> {
+///
+/// Where `meta` is missing or damaged, or the whole directory gone, a shim that still lives is ended too: nobody can
+/// reach it any more. It is found by the name that it runs under, and a cgroup below `cgroup_parent` (missing: the usual
+/// places) by its name; returned is then the number of shims found.
+pub fn sweep(dir: &Path, cgroup_parent: Option<&Path>) -> io::Result<usize> {
     if alive(dir)? {
         return Err(io::Error::new(io::ErrorKind::ResourceBusy, format!("a shim lives in {}", dir.display())));
     }
-    match read::<Meta>(dir, META)? {
+    match usable_meta(dir)? {
         Some(meta) if meta.boot_id == process::boot_id()? => tree::sweep(&meta),
-        _ => Ok(0),
+        Some(_) => Ok(0),
+        None => hunt(dir, cgroup_parent),
     }
+}
+
+/// Kills a shim that does not answer, with its tree; what is left is [`sweep`]'s. Where `meta` does not tell who it is, it
+/// is found as [`sweep`] does. Does nothing if there is none. Waits up to 3 seconds for the tree.
+pub fn end_shim(dir: &Path, cgroup_parent: Option<&Path>) -> io::Result<()> {
+    match usable_meta(dir)? {
+        // Another boot's number says nothing.
+        Some(meta) if meta.boot_id == process::boot_id()? => tree::end_shim(meta.shim, dir),
+        Some(_) => Ok(()),
+        None => hunt(dir, cgroup_parent).map(drop),
+    }
+}
+
+/// Ends what no file leads to. What was ended is noted in a new `meta`: something ran here, and nothing of it lives.
+fn hunt(dir: &Path, cgroup_parent: Option<&Path>) -> io::Result<usize> {
+    let found = tree::hunt(cgroup_parent, dir)?;
+    if found > 0 && dir.try_exists()? {
+        let meta = Meta { version: FORMAT_VERSION, boot_id: process::boot_id()?, ..Meta::default() };
+        replace(dir, META, &to_bytes(&meta)?)?;
+    }
+    Ok(found)
+}
+
+fn usable_meta(dir: &Path) -> io::Result<Option<Meta>> {
+    readable(dir, META, &mut Vec::new())
 }
 
 fn damaged(name: &str) -> io::Error {
@@ -321,6 +387,15 @@ fn read_bytes(dir: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
 fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
     file.write_all(bytes)
+}
+
+fn replace(dir: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
+    let temporary = dir.join(format!(".{name}.new"));
+    let written = write_new(&temporary, bytes).and_then(|()| std::fs::rename(&temporary, dir.join(name)));
+    if written.is_err() {
+        let _ = std::fs::remove_file(&temporary);
+    }
+    written
 }
 
 /// The shim's hand on its directory.
@@ -361,12 +436,7 @@ impl Files {
     }
 
     pub(crate) fn write_bytes(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
-        let temporary = self.dir.join(format!(".{name}.new"));
-        let written = write_new(&temporary, bytes).and_then(|()| std::fs::rename(&temporary, self.dir.join(name)));
-        if written.is_err() {
-            let _ = std::fs::remove_file(&temporary);
-        }
-        written
+        replace(&self.dir, name, bytes)
     }
 
     /// Like [`Self::write`], and on a full disk once more without the reserve.

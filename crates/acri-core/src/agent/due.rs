@@ -275,7 +275,9 @@ fn lost_log_until(run: &Run, seen: &Seen) -> Option<Timestamp> {
 
 /// Until when a lost node is waited for; `None` if it was not, or is back.
 fn node_lost_until(run: &Run, seen: &Seen) -> Option<Timestamp> {
-    if seen.session {
+    // Only the node where the harness lived can tell any of that.
+    let told = matches!(seen.lost, Some((reason, ..)) if reason != FailReason::NodeLost);
+    if seen.session || seen.never_started || told {
         return None;
     }
     let end = run.end.as_ref()?;

@@ -229,6 +229,7 @@ impl Agent {
             Box::new(Run {
                 id,
                 sequence: EventSeq(1),
+                home: envelope.node.clone(),
                 accepted_at: envelope.time,
                 command: envelope.cause,
                 principal: envelope.principal.clone(),
@@ -242,6 +243,7 @@ impl Agent {
                 kill: None,
                 end: None,
                 sealed: false,
+                gap: false,
                 sources: BTreeMap::new(),
             }),
         );
@@ -316,7 +318,7 @@ impl Run {
 
     fn evolve_ended(&mut self, envelope: &EventEnvelope) -> Result<(), String> {
         match &envelope.event {
-            Event::RunLogsSealed(_) => self.sealed = true,
+            Event::RunLogsSealed(sealed) => (self.sealed, self.gap) = (true, sealed.gap),
             Event::EscalationRaised(_) | Event::Unknown { .. } => {}
             Event::RunAccepted(_)
             | Event::AgentCreated(_)

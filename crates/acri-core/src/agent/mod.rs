@@ -100,6 +100,8 @@ pub struct Run {
     pub id: RunId,
     /// Position of its last event in its history.
     pub sequence: EventSeq,
+    /// The node that accepted its Start: where a local harness lives.
+    pub home: NodeId,
     /// When its Start was accepted.
     pub accepted_at: Timestamp,
     /// The Start's command.
@@ -126,6 +128,8 @@ pub struct Run {
     pub end: Option<End>,
     /// Whether its log is complete: nothing follows.
     pub sealed: bool,
+    /// Whether it was sealed while output was known to be missing.
+    pub gap: bool,
     /// The highest source of a derived event, per stream.
     pub sources: BTreeMap<Stream, Source>,
 }
@@ -179,11 +183,13 @@ impl Run {
     }
 
     /// Whether it ended in the history while its harness may live: its node
-    /// was silent, or the stream lost what happened.
+    /// was silent, or the stream lost what happened. A log that was sealed
+    /// whole proves the end: only a holder that saw it can tell so much.
     #[must_use]
     pub fn end_is_unproved(&self) -> bool {
         let unproved = |end: &End| matches!(end.failure, Some(FailReason::NodeLost | FailReason::HistoryLost));
-        self.is_open() && self.end.as_ref().is_some_and(unproved)
+        let whole = self.sealed && !self.gap;
+        !whole && self.end.as_ref().is_some_and(unproved)
     }
 }
 
@@ -264,6 +270,13 @@ impl Agent {
     #[must_use]
     pub fn open_run(&self) -> Option<&Run> {
         self.last_run().filter(|run| run.is_open())
+    }
+
+    /// Whether its open run's Start was accepted by another node than this
+    /// one: a local harness of it is out of this node's reach.
+    #[must_use]
+    pub fn open_run_is_elsewhere(&self, node: &NodeId) -> bool {
+        self.open_run().is_some_and(|run| run.home != *node)
     }
 
     /// The agent that a Create will make: before its first event, at sequence

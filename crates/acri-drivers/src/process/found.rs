@@ -1,9 +1,9 @@
 //! What a run directory means.
 
-use super::{limits::SWEEPS_AGAIN_MAX, session::Outcome};
+use super::{Inner, limits::SWEEPS_AGAIN_MAX, session::Outcome};
 use crate::driver::{Exit, KillRequest, Owner};
 use acri::{CommandId, Incarnation, id::Epoch};
-use acri_shim::Scan;
+use acri_shim::{Scan, Tier};
 use std::{io, path::Path};
 
 /// What is in a run directory.
@@ -25,7 +25,10 @@ pub(super) fn look(dir: &Path) -> io::Result<Found> {
         return Ok(Found::Nothing { kill: None });
     }
     let scan = acri_shim::scan(dir)?;
-    Ok(match (scan.alive, scan.meta.is_some()) {
+    if !scan.damaged.is_empty() {
+        tracing::warn!(dir = %dir.display(), files = ?scan.damaged, "run directory is damaged");
+    }
+    Ok(match (scan.alive, scan.was_started()) {
         (true, true) => Found::Alive(Box::new(scan)),
         (true, false) => Found::Launching,
         (false, true) => Found::Over(Box::new(scan)),
@@ -33,19 +36,28 @@ pub(super) fn look(dir: &Path) -> io::Result<Found> {
     })
 }
 
-/// Ends what a dead shim left. Blocks.
-pub(super) fn sweep(dir: &Path) -> io::Result<()> {
+/// Ends what a dead shim left, or one that lost its files. Blocks. Returns how much was found.
+pub(super) fn sweep(inner: &Inner, dir: &Path) -> io::Result<usize> {
+    let parent = inner.config.cgroup_parent.as_deref();
     let gone = |error: &io::Error| {
         error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error())
     };
     for _ in 1..SWEEPS_AGAIN_MAX {
-        match acri_shim::sweep(dir) {
+        match acri_shim::sweep(dir, parent) {
             // Somebody else, the tree's guardian, removes it at this moment: look again.
             Err(error) if gone(&error) => {}
-            other => return other.map(drop),
+            other => return provable(inner, dir, other?),
         }
     }
-    acri_shim::sweep(dir).map(drop)
+    provable(inner, dir, acri_shim::sweep(dir, parent)?)
+}
+
+/// Refuses to call a tree swept of which nothing names what a dead shim may have left.
+fn provable(inner: &Inner, dir: &Path, found: usize) -> io::Result<usize> {
+    if found == 0 && inner.tier == Tier::Subreaper && acri_shim::scan(dir)?.is_unidentified() {
+        return Err(io::Error::other("meta is damaged: what the shim held when it died is not known"));
+    }
+    Ok(found)
 }
 
 /// The Kill that a run directory records.

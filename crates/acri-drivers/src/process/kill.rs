@@ -11,11 +11,10 @@ use super::{
 use crate::driver::{Fault, KillRequest, KillSwitch};
 use acri::id::Epoch;
 use acri_shim::{
-    Meta, Scan,
+    Scan,
     wire::{self, Body, Kill, Op, Request},
 };
 use async_trait::async_trait;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::{io, path::Path, sync::Arc};
 use tokio::{
     io::AsyncWriteExt as _,
@@ -48,8 +47,9 @@ fn unproved(detail: impl Into<String>) -> Fault {
     Fault::Unreachable { operation: OPERATION, detail: detail.into() }
 }
 
-async fn kill(inner: &Inner, key: Key, request: KillRequest) -> Result<(), Fault> {
-    let deadline = Instant::now() + KILL_WAIT;
+async fn kill(inner: &Arc<Inner>, key: Key, request: KillRequest) -> Result<(), Fault> {
+    let began = Instant::now();
+    let deadline = began + KILL_WAIT;
     let (entry, dir) = (inner.registry.entry(key), inner.run_dir(key));
     // From here on no start begins, and one that has begun finds it: a start looks at the latch after it has made the
     // directory and before it spawns, and the shim looks at the directory before and after.
@@ -62,37 +62,47 @@ async fn kill(inner: &Inner, key: Key, request: KillRequest) -> Result<(), Fault
     loop {
         let at = dir.clone();
         match blocking_or(OPERATION, move || found::look(&at)).await? {
-            Found::Nothing { .. } => {
-                let latched = request.clone();
-                return blocking_or(OPERATION, move || latch(&dir, &latched)).await;
-            }
             Found::Over(scan) if scan.exit.is_some() || scan.boot_changed => return Ok(()),
-            Found::Over(_) => {
-                let latched = request.clone();
-                return blocking_or(OPERATION, move || latch(&dir, &latched).and_then(|()| found::sweep(&dir))).await;
+            // Nothing: never started; or its directory was removed from under it, and it lives.
+            Found::Over(_) | Found::Nothing { .. } => {
+                let (inner, latched) = (Arc::clone(inner), request.clone());
+                let swept = move || latch(&dir, &latched).and_then(|()| found::sweep(&inner, &dir));
+                return blocking_or(OPERATION, swept).await.map(drop);
             }
             Found::Alive(scan) => match ask(&dir, &scan, &request, deadline).await {
                 Asked::Killed => return Ok(()),
                 Asked::Stale(epoch) => return Err(Fault::Stale(epoch)),
                 Asked::Silent => {
-                    let (at, latched) = (dir.clone(), request.clone());
-                    let meta = scan.meta.unwrap_or_default();
                     tracing::warn!(agent = %key.0, run = %key.1, "shim does not answer, it is killed with its tree");
-                    blocking_or(OPERATION, move || latch(&at, &latched).and_then(|()| kill_shim(&meta))).await?;
+                    latch_and_end(inner, &dir, &request).await?;
                 }
-                Asked::Unproved => {}
+                // It may be about to listen; not for that long.
+                Asked::Unheard if Instant::now() >= began + KILL_GREETING_WAIT => {
+                    latch_and_end(inner, &dir, &request).await?;
+                }
+                Asked::Unheard | Asked::Unproved => {}
             },
-            // A shim of an earlier node that has just begun: it finds the latch.
-            Found::Launching => {
+            // A shim of an earlier node that has just begun: it finds the latch. Or one whose files are gone.
+            Found::Launching if Instant::now() < began + KILL_GREETING_WAIT => {
                 let (at, latched) = (dir.clone(), request.clone());
                 blocking_or(OPERATION, move || latch(&at, &latched)).await?;
             }
+            Found::Launching => latch_and_end(inner, &dir, &request).await?,
         }
         if Instant::now() >= deadline {
             return Err(unproved(format!("not proved gone within {} ms", KILL_WAIT.as_millis())));
         }
         tokio::time::sleep(LOOK_PAUSE).await;
     }
+}
+
+async fn latch_and_end(inner: &Arc<Inner>, dir: &Path, request: &KillRequest) -> Result<(), Fault> {
+    let (inner, at, latched) = (Arc::clone(inner), dir.to_owned(), request.clone());
+    let end = move || {
+        latch(&at, &latched)?;
+        acri_shim::end_shim(&at, inner.config.cgroup_parent.as_deref())
+    };
+    blocking_or(OPERATION, end).await
 }
 
 /// Records the Kill in the run's directory if there is one. Blocks.
@@ -110,6 +120,8 @@ enum Asked {
     Stale(Epoch),
     /// Nobody answers at all.
     Silent,
+    /// Nobody could be asked just now.
+    Unheard,
     /// It answered, and the proof did not come in time.
     Unproved,
 }
@@ -119,7 +131,7 @@ async fn ask(dir: &Path, scan: &Scan, request: &KillRequest, deadline: Instant) 
     let (mut stream, mut decoder) = match link::connect(dir, secret, KILL_GREETING_WAIT).await {
         Ok(greeted) => greeted,
         // Gone between the look and now, or about to listen: look again. Only silence is silence.
-        Err(error) if error.kind() != io::ErrorKind::TimedOut => return Asked::Unproved,
+        Err(error) if error.kind() != io::ErrorKind::TimedOut => return Asked::Unheard,
         Err(_) => return Asked::Silent,
     };
     let kill = Kill {
@@ -142,22 +154,4 @@ async fn ask(dir: &Path, scan: &Scan, request: &KillRequest, deadline: Instant) 
         Ok(Ok(Body::Stale(stale))) => Asked::Stale(Epoch(stale.highest)),
         _ => Asked::Unproved,
     }
-}
-
-/// Kills a shim that does not answer; the tree dies with it, or is swept. Blocks.
-fn kill_shim(meta: &Meta) -> io::Result<()> {
-    if meta.boot_id != acri_shim::boot_id()? {
-        return Ok(());
-    }
-    let Some(pid) = Pid::from_raw(meta.shim.pid) else { return Ok(()) };
-    let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
-        Ok(pidfd) => pidfd,
-        Err(rustix::io::Errno::SRCH) => return Ok(()),
-        Err(error) => return Err(error.into()),
-    };
-    // Verified after the descriptor was opened: whatever has this number now, the signal goes to what it was then.
-    if meta.shim.exists() {
-        pidfd_send_signal(&pidfd, Signal::KILL)?;
-    }
-    Ok(())
 }

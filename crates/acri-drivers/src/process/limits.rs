@@ -33,8 +33,6 @@ pub const START_WAIT: Duration = Duration::from_secs(15);
 pub const KILL_WAIT: Duration = Duration::from_secs(3);
 /// How long a Kill waits for a shim's first word before it does without it.
 pub const KILL_GREETING_WAIT: Duration = Duration::from_secs(1);
-/// Tries to end what a dead shim left, each of some seconds.
-pub const SWEEPS_MAX: u32 = 20;
 /// Looks at what a dead shim left while it vanishes under the look.
 pub const SWEEPS_AGAIN_MAX: u32 = 5;
 /// How long forgetting waits for a shim that has ended but not left.

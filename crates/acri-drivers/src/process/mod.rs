@@ -109,6 +109,8 @@ pub(crate) struct Inner {
     harness: HarnessType,
     capabilities: CapabilitySet,
     registry: Registry,
+    /// The best tier that can be had here.
+    tier: Tier,
     reads: Reads,
     spawns: Semaphore,
 }
@@ -230,7 +232,7 @@ impl ProcessDriver {
         let (processes, spools) = (config.processes_max, config.spool_node_bytes_max);
         let registry = Registry::new(processes, spools, config.limits.spool_bytes_max);
         let spawns = Semaphore::new(SPAWNS_AT_ONCE_MAX);
-        let inner = Inner { config, harness, capabilities, registry, reads: Reads::new(), spawns };
+        let inner = Inner { config, harness, capabilities, registry, tier: probed.tier, reads: Reads::new(), spawns };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -279,8 +281,30 @@ impl Driver for ProcessDriver {
         let _starting = start::wait("attach", &entry).await?;
         match start::look_settled("attach", &dir).await? {
             Found::Alive(scan) | Found::Over(scan) => start::open(inner, key, &entry, dir, &scan, owner).await,
-            Found::Nothing { .. } | Found::Launching => Ok(Attached::NeverStarted),
+            Found::Nothing { .. } | Found::Launching => start::vanished(inner, dir).await,
         }
+    }
+
+    async fn give_up(&self, agent: AgentId, run: RunId, owner: Owner) -> Result<(), Fault> {
+        let (key, inner) = ((agent, run), Arc::clone(&self.inner));
+        let (entry, dir) = (inner.registry.entry(key), inner.run_dir(key));
+        let _starting = start::wait("give up", &entry).await?;
+        let highest = blocking_or("give up", {
+            let dir = dir.clone();
+            move || Ok(acri_shim::scan(&dir)?.owner.map_or(0, |owner| owner.epoch))
+        });
+        match highest.await? {
+            highest if highest > owner.epoch.0 => return Err(Fault::Stale(acri::id::Epoch(highest))),
+            _ => entry.claim(owner)?,
+        }
+        tracing::warn!(%agent, %run, "a run that cannot be reached is ended");
+        let ended = blocking_or("give up", move || {
+            acri_shim::end_shim(&dir, inner.config.cgroup_parent.as_deref())?;
+            found::sweep(&inner, &dir)
+        });
+        ended.await?;
+        self.inner.registry.gone(&entry);
+        Ok(())
     }
 
     async fn scan(&self) -> Vec<Held> {

@@ -2,7 +2,6 @@
 
 use super::{
     Inner, blocking_or, found,
-    limits::SWEEPS_MAX,
     link::{Link, Seen},
     output,
     registry::Entry,
@@ -87,8 +86,8 @@ impl ProcessSession {
     }
 
     async fn outcome(&self) -> Result<&Outcome, Fault> {
-        let dir = self.dir.clone();
-        let settle = || async { blocking_or("wait for the end", move || settle(&dir)).await };
+        let (inner, dir) = (Arc::clone(&self.inner), self.dir.clone());
+        let settle = || async { blocking_or("wait for the end", move || settle(&inner, &dir)).await };
         self.outcome.get_or_try_init(settle).await
     }
 
@@ -132,7 +131,7 @@ pub(super) fn info(scan: &Scan) -> Info {
 
 /// Finds out how a run ended whose shim told so or is gone; ends what a dead
 /// shim left. Blocks.
-fn settle(dir: &Path) -> std::io::Result<Outcome> {
+fn settle(inner: &Inner, dir: &Path) -> std::io::Result<Outcome> {
     let scan = acri_shim::scan(dir)?;
     if let Some(exit) = &scan.exit {
         let known = exit.code.is_some() || exit.signal.is_some();
@@ -148,14 +147,9 @@ fn settle(dir: &Path) -> std::io::Result<Outcome> {
         let detail = "the machine was restarted".to_owned();
         return Ok(found::ended_unseen(&scan).unwrap_or(Outcome::Dead { detail }));
     }
-    // As often as it takes: whoever hears of the end acts on it at once, and what is left would go on beside him.
-    let mut detail = "the shim is gone without a word".to_owned();
-    for _ in 0..SWEEPS_MAX {
-        match found::sweep(dir) {
-            Ok(()) => break,
-            Err(error) => detail = format!("the shim is gone without a word, and what it left does not end: {error}"),
-        }
-    }
+    // Whoever hears of the end acts on it at once, and what is left would go on beside him.
+    found::sweep(inner, dir)?;
+    let detail = "the shim is gone without a word".to_owned();
     Ok(found::ended_unseen(&scan).unwrap_or(Outcome::Dead { detail }))
 }
 

@@ -59,10 +59,10 @@ pub(super) async fn open(
     }
     entry.claim(owner)?;
     if !scan.alive && scan.exit.is_none() && found::ended_unseen(scan).is_none() {
-        let at = dir.clone();
+        let (of, at) = (Arc::clone(inner), dir.clone());
         // Whoever hears that it is lost acts on it: nothing of it may be left then.
         let readable = blocking_or("attach", move || {
-            found::sweep(&at)?;
+            found::sweep(&of, &at)?;
             output::is_readable(&at)
         });
         if !readable.await? {
@@ -81,6 +81,24 @@ pub(super) async fn open(
         session.link.ask("claim", Op::Claim(found::shim_owner(owner))).await?;
     }
     Ok(Attached::Session(Arc::new(session)))
+}
+
+/// What it means that there is nothing of a run: it was never started, or its directory was removed from under it. Then
+/// nobody can reach it any more, and it is ended.
+pub(super) async fn vanished(inner: &Arc<Inner>, dir: PathBuf) -> Result<Attached, Fault> {
+    let of = Arc::clone(inner);
+    match blocking_or("attach", move || Ok((found::sweep(&of, &dir)?, dir.try_exists()?))).await? {
+        (0, _) => Ok(Attached::NeverStarted),
+        // What it wrote may be left.
+        (_, true) => Err(Fault::Unreachable {
+            operation: "attach",
+            detail: "its files were removed, and what ran was ended".to_owned(),
+        }),
+        (_, false) => Ok(Attached::Lost {
+            reason: FailReason::HarnessLost,
+            message: "its run directory was removed, and what ran was ended".to_owned(),
+        }),
+    }
 }
 
 fn lost(boot_changed: bool) -> Attached {

@@ -172,6 +172,13 @@ impl Driver for ScriptedDriver {
         })
     }
 
+    async fn give_up(&self, agent: AgentId, run: RunId, owner: Owner) -> Result<(), Fault> {
+        match self.world.find(agent, run) {
+            Some(run) => self.world.act(&run, |state| state.give_up(owner)),
+            None => Ok(()),
+        }
+    }
+
     async fn scan(&self) -> Vec<Held> {
         let held = |(agent, run)| Held { agent, run, kill_switch: self.kill_switch(agent, run) };
         self.world.runs().into_iter().map(held).collect()

@@ -365,6 +365,19 @@ impl State {
         }
     }
 
+    /// Ends it as if its holder had vanished, and what it kept.
+    pub(crate) fn give_up(&mut self, owner: Owner) -> Result<(), Fault> {
+        if let Some(highest) = self.owner.filter(|highest| owner.epoch < highest.epoch) {
+            return Err(Fault::Stale(highest.epoch));
+        }
+        if self.unkillable && !self.is_gone() {
+            return Err(Fault::Unreachable { operation: "give up", detail: "its tree resists".to_owned() });
+        }
+        self.owner = Some(owner);
+        self.crash(FailReason::HarnessLost);
+        Ok(())
+    }
+
     /// Whether nothing of the run's tree lives.
     pub(crate) fn is_gone(&self) -> bool {
         !matches!(self.life, Life::Running)

@@ -55,7 +55,8 @@ impl Drop for Processes {
         for agent in std::fs::read_dir(self.state.path().join("runs")).into_iter().flatten().flatten() {
             for run in std::fs::read_dir(agent.path()).into_iter().flatten().flatten() {
                 signal_shim(&run.path(), Signal::KILL);
-                while acri_shim::sweep(&run.path()).is_err_and(|error| error.kind() == std::io::ErrorKind::ResourceBusy)
+                while acri_shim::sweep(&run.path(), None)
+                    .is_err_and(|error| error.kind() == std::io::ErrorKind::ResourceBusy)
                 {
                     std::thread::yield_now();
                 }
@@ -202,11 +203,11 @@ pub(crate) fn best_tier() -> Processes {
     Processes::new(&[Tier::Cgroup, Tier::Pidns, Tier::Subreaper])
 }
 
-fn second_tier() -> Processes {
+pub(crate) fn second_tier() -> Processes {
     Processes::new(&[Tier::Pidns, Tier::Subreaper])
 }
 
-fn last_tier() -> Processes {
+pub(crate) fn last_tier() -> Processes {
     Processes::new(&[Tier::Subreaper])
 }
 

@@ -17,19 +17,19 @@ use uuid::Uuid;
 
 const BATCH_BYTES: usize = 1024 * 1024;
 
-fn agent(number: u64) -> AgentId {
+pub(crate) fn agent(number: u64) -> AgentId {
     AgentId::from_uuid(Uuid::from_u64_pair(3, number))
 }
 
-fn run(number: u64) -> RunId {
+pub(crate) fn run(number: u64) -> RunId {
     RunId::from_uuid(Uuid::from_u64_pair(4, number))
 }
 
-fn owner(epoch: u64) -> Owner {
+pub(crate) fn owner(epoch: u64) -> Owner {
     Owner { epoch: Epoch(epoch), incarnation: Incarnation::from_uuid(Uuid::from_u64_pair(5, epoch)) }
 }
 
-fn kill(epoch: u64) -> KillRequest {
+pub(crate) fn kill(epoch: u64) -> KillRequest {
     KillRequest {
         command: CommandId::from_uuid(Uuid::from_u64_pair(6, epoch)),
         principal: "a test".to_owned(),
@@ -38,7 +38,7 @@ fn kill(epoch: u64) -> KillRequest {
     }
 }
 
-fn driver(fixture: &Processes) -> ProcessDriver {
+pub(crate) fn driver(fixture: &Processes) -> ProcessDriver {
     ProcessDriver::new(fixture.config()).unwrap()
 }
 
@@ -53,12 +53,12 @@ fn order(number: u64, spec: &AgentSpec) -> Start {
     }
 }
 
-async fn start(driver: &ProcessDriver, number: u64, spec: &AgentSpec) -> Arc<dyn Session> {
+pub(crate) async fn start(driver: &ProcessDriver, number: u64, spec: &AgentSpec) -> Arc<dyn Session> {
     driver.create(agent(number), spec).await.unwrap();
     driver.start(&order(number, spec)).await.unwrap()
 }
 
-async fn until(session: &dyn Session, done: impl Fn(&str) -> bool) -> String {
+pub(crate) async fn until(session: &dyn Session, done: impl Fn(&str) -> bool) -> String {
     let (mut text, mut next) = (String::new(), 0);
     while !done(&text) {
         let chunk = session.output(next, BATCH_BYTES).await.unwrap();
@@ -73,7 +73,7 @@ async fn until(session: &dyn Session, done: impl Fn(&str) -> bool) -> String {
     text
 }
 
-async fn all(session: &dyn Session) -> String {
+pub(crate) async fn all(session: &dyn Session) -> String {
     until(session, |_| false).await
 }
 
@@ -84,7 +84,7 @@ fn lives(process: Process) -> bool {
 }
 
 /// Waits until a look says yes; what it looks at has no event.
-async fn eventually(mut look: impl FnMut() -> bool) {
+pub(crate) async fn eventually(mut look: impl FnMut() -> bool) {
     let looking = async {
         while !look() {
             tokio::task::yield_now().await;

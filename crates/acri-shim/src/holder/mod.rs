@@ -120,8 +120,7 @@ fn occupy(order: &Order, files: Files, oom_score: Option<Vec<u8>>) -> Result<Hol
     if rundir::read::<rundir::KillRequest>(files.dir(), KILL).map_err(at_dir)?.is_some() {
         return Err(Failure::new(FailureKind::Killed, "a Kill was recorded before the start"));
     }
-    let label = launch.dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let place = Place { plan: &plan, cgroup_parent: launch.cgroup_parent.as_deref(), label: &label };
+    let place = Place { plan: &plan, cgroup_parent: launch.cgroup_parent.as_deref(), run_dir: &launch.dir };
     let tree = Tree::start(&launch.tiers, &place)?;
     drop(plan);
     meta.phase = Phase::Running;

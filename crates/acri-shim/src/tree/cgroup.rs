@@ -29,12 +29,9 @@ pub(crate) struct Cgroup {
 
 impl Cgroup {
     /// Makes a cgroup below `parent`, or below the first of the usual places that lets us. The text says why not.
-    pub(crate) fn create(parent: Option<&Path>, label: &str) -> Result<Self, String> {
-        let name = name(label)?;
-        let parents = match parent {
-            Some(parent) => vec![parent.to_owned()],
-            None => discover().map_err(|error| format!("find the hierarchy: {error}"))?,
-        };
+    pub(crate) fn create(parent: Option<&Path>, run_dir: &Path) -> Result<Self, String> {
+        let name = name(run_dir)?;
+        let parents = parents(parent).map_err(|error| format!("find the hierarchy: {error}"))?;
         let mut reason = "no cgroup v2 hierarchy is mounted".to_owned();
         for parent in parents {
             let dir = parent.join(&name);
@@ -169,12 +166,38 @@ pub(super) fn sweep(dir: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
-/// `acri-<label>-<shim's number>-<shim's start time>`: unique for this boot, whoever else uses the same label.
-fn name(label: &str) -> Result<String, String> {
-    let own = Process::of(super::own_pid()).map_err(|error| format!("read the own start time: {error}"))?;
+/// Kills and removes the cgroups of a run directory whose shim is dead, found by their names where the usual places or
+/// `parent` are. True if something is left in one.
+pub(super) fn sweep_named(parent: Option<&Path>, run_dir: &Path) -> io::Result<bool> {
+    let prefix = prefix(run_dir);
+    let mut left = false;
+    for parent in parents(parent)? {
+        for entry in std::fs::read_dir(&parent).into_iter().flatten().flatten() {
+            if entry.file_name().to_str().is_some_and(|name| name.starts_with(&prefix)) {
+                left |= sweep(&entry.path())?;
+            }
+        }
+    }
+    Ok(left)
+}
+
+/// `acri-<last part of the run directory>-<CRC-32C of its path>-`: two directories of one name are told apart.
+fn prefix(run_dir: &Path) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || c == '-' || c == '_' { c } else { '_' };
+    let label = run_dir.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
     let label: String = label.chars().map(plain).take(LABEL_CHARS_MAX).collect();
-    Ok(format!("acri-{label}-{}-{}", own.pid, own.start))
+    format!("acri-{label}-{:08x}-", crc32c::crc32c(run_dir.as_os_str().as_encoded_bytes()))
+}
+
+/// [`prefix`], then the shim's number and start time: unique for this boot.
+fn name(run_dir: &Path) -> Result<String, String> {
+    let own = Process::of(super::own_pid()).map_err(|error| format!("read the own start time: {error}"))?;
+    Ok(format!("{}{}-{}", prefix(run_dir), own.pid, own.start))
+}
+
+/// Where cgroups are made and looked for.
+fn parents(given: Option<&Path>) -> io::Result<Vec<PathBuf>> {
+    given.map_or_else(discover, |parent| Ok(vec![parent.to_owned()]))
 }
 
 /// The places to try: the own cgroup, then the root of the hierarchy.

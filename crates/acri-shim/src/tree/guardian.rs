@@ -15,6 +15,9 @@ use super::cgroup::Cgroup;
 use crate::limits::{GUARDIAN_RESTARTS_MAX, GUARDIAN_WAIT};
 use crate::sys::{self, Forked};
 
+/// The name of its thread.
+pub(super) const NAME: &str = "acri-guardian";
+
 #[derive(Debug)]
 pub(crate) struct Guardian {
     pid: Pid,

@@ -7,6 +7,7 @@
 
 mod cgroup;
 mod guardian;
+mod hunt;
 mod pidns;
 
 use std::io;
@@ -15,6 +16,8 @@ use std::time::Duration;
 
 use rustix::event::PollFlags;
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, getpid, pidfd_open};
+
+pub(crate) use hunt::{end_shim, hunt};
 
 use crate::harness::{Failure, Plan};
 use crate::launch::FailureKind;
@@ -65,8 +68,8 @@ pub(crate) struct Tree {
 pub(crate) struct Place<'a> {
     pub(crate) plan: &'a Plan<'a>,
     pub(crate) cgroup_parent: Option<&'a std::path::Path>,
-    /// Goes into the cgroup's name, for people.
-    pub(crate) label: &'a str,
+    /// Goes into the cgroup's name, by which it is found again.
+    pub(crate) run_dir: &'a std::path::Path,
 }
 
 impl Tree {
@@ -92,7 +95,7 @@ impl Tree {
     }
 
     fn start_cgroup(place: &Place<'_>, signals: OwnedFd) -> Result<Self, StartError> {
-        let cgroup = cgroup::Cgroup::create(place.cgroup_parent, place.label).map_err(StartError::Unavailable)?;
+        let cgroup = cgroup::Cgroup::create(place.cgroup_parent, place.run_dir).map_err(StartError::Unavailable)?;
         let guardian = guardian::Guardian::start(&cgroup).map_err(|error| {
             cgroup.remove();
             StartError::Failed(Failure::new(FailureKind::Limits, format!("start the guardian: {error}")))
@@ -242,21 +245,8 @@ impl Tree {
         }
     }
 
-    /// Stopped first, then killed: a tree that forks faster than it is walked is at rest after some walks.
     fn stop_and_kill(&self) -> u32 {
-        let mut walk = self.walk(Some(Signal::STOP));
-        for _ in 1..WALKS_PER_ROUND {
-            let next = self.walk(Some(Signal::STOP));
-            let grown = next.seen.len() > walk.seen.len();
-            walk = next;
-            if !grown {
-                break;
-            }
-        }
-        for process in &walk.seen {
-            process.signal(Signal::KILL);
-        }
-        walk.living
+        stop_and_kill(|signal| self.walk(Some(signal))).living
     }
 
     /// Gives back what the tree stood on. Only when it is empty.
@@ -266,6 +256,23 @@ impl Tree {
             cgroup.remove();
         }
     }
+}
+
+/// Stopped first, then killed: a tree that forks faster than it is walked is at rest after some walks.
+fn stop_and_kill(walk_with: impl Fn(Signal) -> Walk) -> Walk {
+    let mut walk = walk_with(Signal::STOP);
+    for _ in 1..WALKS_PER_ROUND {
+        let next = walk_with(Signal::STOP);
+        let grown = next.seen.len() > walk.seen.len();
+        walk = next;
+        if !grown {
+            break;
+        }
+    }
+    for process in &walk.seen {
+        process.signal(Signal::KILL);
+    }
+    walk
 }
 
 fn own_pid() -> i32 {
@@ -303,7 +310,7 @@ pub(crate) fn sweep(meta: &Meta) -> io::Result<usize> {
     }
 }
 
-/// How long a sweep waits for what it killed.
+/// How long a sweep or a hunt waits for what it killed.
 const SWEEP: Duration = Duration::from_secs(3);
 
 /// A pause between two looks where there is no event to wait for.

@@ -199,7 +199,7 @@ fn in_the_third_tier_the_main_process_dies_with_the_shim_and_a_sweep_finds_no_mo
     run.spawned.child.kill().expect("kill the shim");
     run.spawned.child.wait().expect("reap the shim");
     until("the main process is gone", || (!main.exists() || is_zombie(main)).then_some(()));
-    acri_shim::sweep(run.dir()).expect("sweep");
+    acri_shim::sweep(run.dir(), None).expect("sweep");
 }
 
 #[test]
@@ -226,7 +226,7 @@ fn what_shim_and_guardian_left_is_swept() {
     let mut run = Run::in_tier(Tier::Cgroup, TREE);
     run.until_says("up");
     let tree = grown(&run, 6);
-    assert!(acri_shim::sweep(run.dir()).is_err(), "the shim lives");
+    assert!(acri_shim::sweep(run.dir(), None).is_err(), "the shim lives");
     // Held by its pidfd, since its parent is about to die.
     let guardian = until("there is a guardian", || guardian_of(&run));
     let pidfd = rustix::process::pidfd_open(guardian, rustix::process::PidfdFlags::empty()).expect("open");
@@ -234,7 +234,7 @@ fn what_shim_and_guardian_left_is_swept() {
     run.spawned.child.kill().expect("kill the shim");
     run.spawned.child.wait().expect("reap the shim");
     assert!(tree.iter().any(|p| p.exists() && !is_zombie(*p)), "nothing is left to be swept");
-    acri_shim::sweep(run.dir()).expect("sweep");
+    acri_shim::sweep(run.dir(), None).expect("sweep");
     assert!(tree.iter().all(|p| !p.exists() || is_zombie(*p)));
     let cgroup = run.scan().meta.and_then(|meta| meta.cgroup).expect("a cgroup");
     assert!(!cgroup.exists());

@@ -137,7 +137,7 @@ impl Drop for Run {
     fn drop(&mut self) {
         let _ = self.spawned.child.kill();
         let _ = self.spawned.child.wait();
-        let _ = acri_shim::sweep(self.dir());
+        let _ = acri_shim::sweep(self.dir(), None);
     }
 }
 

@@ -257,7 +257,7 @@ fn decisions_wait_for_the_claim_but_not_for_long_and_a_kill_does_not_wait() {
 #[test]
 fn a_run_of_a_lost_node_stays_open_for_a_day_for_its_node_to_come_back() {
     check(
-        "agent\nstart r1\nr1 started\ncrash\nadopt\nr1 lost node\nkill k1 r1\n+86399999ms\n+1ms",
+        "agent\nstart r1\nr1 started\ncrash\nadopt\nr1 lost node\nkill k1 r1\n+86399999ms\n+1ms\nkill k2 r1",
         expect![[r#"
             start r1 -> run.accepted(""); [2] started; SPAWN; wake 60000ms
             r1 started -> run.started; PUMP
@@ -267,10 +267,11 @@ fn a_run_of_a_lost_node_stays_open_for_a_day_for_its_node_to_come_back() {
             kill k1 r1 -> [3] killed, not proved
             +86399999ms -> wake 86400000ms
             +1ms -> run.logs_sealed(0, gap); sealed
+            kill k2 r1 -> [4] killed, not proved
         "#]],
     );
     check(
-        "agent\nstart r1\nr1 started\ncrash\nadopt\nr1 lost node\ncrash\nadopt\nr1 started\nr1 exit orphaned\nr1 logs 2",
+        "agent\nstart r1\nr1 started\ncrash\nadopt\nr1 lost node\ncrash\nadopt\nr1 started\nr1 exit orphaned\nr1 logs 2\nkill k1 r1",
         expect![[r#"
             start r1 -> run.accepted(""); [2] started; SPAWN; wake 60000ms
             r1 started -> run.started; PUMP
@@ -282,6 +283,7 @@ fn a_run_of_a_lost_node_stays_open_for_a_day_for_its_node_to_come_back() {
             r1 started -> KILL (its run has ended without it, by ann); PUMP
             r1 exit orphaned -> 
             r1 logs 2 -> run.logs_sealed(2); sealed
+            kill k1 r1 -> [3] killed, proved
         "#]],
     );
     check(
@@ -307,7 +309,7 @@ fn a_run_of_a_lost_node_stays_open_for_a_day_for_its_node_to_come_back() {
             r1 lost node -> run.failed(node_lost, it was silent, no exit); wake 10000ms; wake 86400000ms
             crash -> 
             adopt -> agent.assigned(epoch 3); ATTACH as 3; wake 3000ms
-            r1 neverstarted -> wake 86400000ms
+            r1 neverstarted -> run.logs_sealed(0); sealed
         "#]],
     );
 }
