@@ -20,6 +20,8 @@ mod owners;
 mod readers;
 #[cfg(test)]
 mod trees;
+#[cfg(test)]
+mod up;
 
 /// A site for this package's build of the program.
 #[cfg(test)]

@@ -88,14 +88,29 @@ impl Site {
 
     /// Starts a node, and waits for nothing.
     pub fn spawn_node(&self, name: &str, url: &str, options: &[&str]) -> NodeProcess {
-        let log = self.directory.path().join(format!("{name}.log"));
-        let file = std::fs::File::options().create(true).append(true).open(&log);
-        let mut child = self
-            .command()
+        let mut command = self.command();
+        command
             .args(["--nats", url, "--output", "json", "node", "--name", name, "--state-dir"])
             .arg(self.state_dir(name))
             .args(["--heartbeat-every", "250ms"])
-            .args(options)
+            .args(options);
+        self.spawn(name, command)
+    }
+
+    /// Starts `up` with its usual places below this site's directory, and waits
+    /// until it says that it is ready.
+    pub async fn up(&self, options: &[&str]) -> NodeProcess {
+        let mut command = self.command();
+        command.args(options).args(["--output", "json", "up"]);
+        let mut up = self.spawn("up", command);
+        within("it to be up", up.ready()).await;
+        up
+    }
+
+    fn spawn(&self, name: &str, mut command: Command) -> NodeProcess {
+        let log = self.directory.path().join(format!("{name}.log"));
+        let file = std::fs::File::options().create(true).append(true).open(&log);
+        let mut child = command
             .env("ACRI_LOG", std::env::var("ACRI_TEST_LOG").unwrap_or_else(|_| "info".to_owned()))
             .env("RUST_BACKTRACE", "1")
             .stdin(Stdio::null())
@@ -248,6 +263,21 @@ impl NodeProcess {
     pub async fn drain(&mut self) -> std::process::ExitStatus {
         process::signal(self.pid(), Signal::INT);
         within("the node to drain", self.child.wait()).await.expect("an exit status")
+    }
+
+    /// Sends it a Ctrl-C.
+    pub fn interrupt(&self) {
+        process::signal(self.pid(), Signal::INT);
+    }
+
+    /// Waits until it has written this to its log.
+    pub async fn says(&self, words: &str) {
+        crate::eventually(words, || async { self.log().contains(words).then_some(()) }).await;
+    }
+
+    /// Waits for its end.
+    pub async fn ended(&mut self) -> std::process::ExitStatus {
+        within("its end", self.child.wait()).await.expect("an exit status")
     }
 
     /// The same, once.

@@ -129,6 +129,18 @@ pub struct StreamFacts {
     pub first: StreamSeq,
     /// Sequence of the newest.
     pub last: StreamSeq,
+    /// Bytes that it holds.
+    pub bytes: u64,
+    /// Bytes that it may hold; `None`: as many as there is room for.
+    pub bytes_max: Option<u64>,
+}
+
+impl StreamFacts {
+    /// How full it is, in hundredths of what it may hold; 0 without a limit.
+    #[must_use]
+    pub fn percent_full(&self) -> u64 {
+        self.bytes_max.filter(|max| *max > 0).map_or(0, |max| self.bytes.saturating_mul(100) / max)
+    }
 }
 
 /// Stream of stored events; a fault ends it, and the caller reads again from

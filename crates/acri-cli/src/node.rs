@@ -56,6 +56,7 @@ pub(crate) struct NodeOptions {
 enum Order {
     StopRuns(Duration, oneshot::Sender<usize>),
     KillRuns(oneshot::Sender<usize>),
+    MayAct(oneshot::Sender<bool>),
     Leave(oneshot::Sender<()>),
 }
 
@@ -80,6 +81,11 @@ impl RunningNode {
     /// Kills all its runs, and tells how many have not ended all the same.
     pub(crate) async fn kill_runs(&self) -> usize {
         self.order(Order::KillRuns).await.unwrap_or_default()
+    }
+
+    /// Whether it holds its lease.
+    pub(crate) async fn may_act(&self) -> bool {
+        self.order(Order::MayAct).await.unwrap_or_default()
     }
 
     async fn order<T>(&self, order: impl FnOnce(oneshot::Sender<T>) -> Order) -> Option<T> {
@@ -212,6 +218,9 @@ async fn live(options: NodeOptions, name: NodeId, node: Node, mut inbox: mpsc::R
             }
             (Some(Order::StopRuns(_, done) | Order::KillRuns(done)), None) => {
                 let _ = done.send(0);
+            }
+            (Some(Order::MayAct(done)), node) => {
+                let _ = done.send(node.as_ref().is_some_and(|node| node.may_act()));
             }
             (Some(Order::Leave(done)), _) => {
                 if let Some(node) = standing.take() {

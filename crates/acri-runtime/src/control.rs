@@ -84,6 +84,7 @@ enum Order {
     Serve { agent: AgentId, epoch: Epoch, to: ActorRef<agent::Msg>, done: oneshot::Sender<Result<(), Fault>> },
     Unserve(AgentId, Epoch),
     Kill { agent: AgentId, run: RunId, request: KillRequest },
+    KillHere { agent: AgentId, run: RunId, request: KillRequest },
 }
 
 /// The way to the control thread.
@@ -162,6 +163,12 @@ impl Control {
         let _ = self.orders.send(Order::Kill { agent, run, request }).await;
     }
 
+    /// The same at the word of who has this very machine: it waits for no
+    /// lease. Whether the harness is another owner's by now, its holder says.
+    pub(crate) async fn kill_here(&self, agent: AgentId, run: RunId, request: KillRequest) {
+        let _ = self.orders.send(Order::KillHere { agent, run, request }).await;
+    }
+
     /// Ends the thread.
     pub(crate) fn end(&self) {
         self.stop.cancel();
@@ -229,7 +236,9 @@ impl Thread {
                 None => return,
                 Some(Order::Serve { agent, epoch, to, done }) => self.serve(agent, epoch, to, done),
                 Some(Order::Unserve(agent, epoch)) => self.unserve(agent, epoch),
-                Some(Order::Kill { agent, run, request }) => self.pull(agent, run, request),
+                Some(Order::Kill { agent, run, request }) if self.lease.may_act() => self.pull(agent, run, request),
+                Some(Order::Kill { .. }) => {}
+                Some(Order::KillHere { agent, run, request }) => self.pull(agent, run, request),
             }
         }
     }
@@ -292,15 +301,12 @@ impl Thread {
 
     fn pull(&self, agent: AgentId, run: RunId, request: KillRequest) {
         if let Some(switch) = self.switches.find(agent, run) {
-            tokio::spawn(pull(switch, request, Arc::clone(&self.lease), Arc::clone(&self.counters)));
+            tokio::spawn(pull(switch, request, Arc::clone(&self.counters)));
         }
     }
 }
 
-async fn pull(switch: Arc<dyn KillSwitch>, request: KillRequest, lease: Arc<Lease>, counters: Arc<Counters>) {
-    if !lease.may_act() {
-        return;
-    }
+async fn pull(switch: Arc<dyn KillSwitch>, request: KillRequest, counters: Arc<Counters>) {
     // The agent's actor repeats a kill that is not proved in time.
     match tokio::time::timeout(KILL_PROOF_MAX, switch.kill(request)).await {
         Ok(Ok(())) => {}
@@ -378,6 +384,6 @@ impl Listener {
             reason: kill.reason.clone(),
             owner: Owner { epoch: self.epoch, incarnation: self.incarnation },
         };
-        tokio::spawn(pull(switch, request, Arc::clone(&self.lease), Arc::clone(&self.counters)));
+        tokio::spawn(pull(switch, request, Arc::clone(&self.counters)));
     }
 }

@@ -161,6 +161,11 @@ impl Sessions {
         self.with(|entries| entries.remove(&(agent, run)));
     }
 
+    /// Who owns which run's harness, as far as it was reached.
+    fn owners(&self) -> Vec<((AgentId, RunId), Owner)> {
+        self.with(|entries| entries.iter().map(|(key, entry)| (*key, entry.owner)).collect())
+    }
+
     /// Those whose holders are to hear from us now.
     fn due(&self) -> Vec<(Owner, Arc<dyn Session>)> {
         let now = boot_time();
@@ -406,6 +411,13 @@ impl Node {
         Ended::Fenced
     }
 
+    /// Whether its lease lets it act at this moment: without it nothing is
+    /// acknowledged.
+    #[must_use]
+    pub fn may_act(&self) -> bool {
+        self.shared.lease.may_act()
+    }
+
     /// How many runs' harnesses this node holds.
     #[must_use]
     pub fn runs(&self) -> usize {
@@ -450,8 +462,18 @@ impl Node {
     }
 
     /// Kills every open run and waits until all are sealed. Returns how many
-    /// are left.
+    /// are left. The harnesses end whether the bus is there or not; what can
+    /// be left then is the record of it.
     pub async fn kill_runs(&self) -> usize {
+        for ((agent, run), owner) in self.shared.sessions.owners() {
+            let request = KillRequest {
+                command: CommandId::from_uuid(Uuid::now_v7()),
+                principal: self.shared.config.node.to_string(),
+                reason: "the node was told to end at once".to_owned(),
+                owner,
+            };
+            self.shared.control.kill_here(agent, run, request).await;
+        }
         self.order_all(|| agent::Msg::KillRun {
             command: CommandId::from_uuid(Uuid::now_v7()),
             reason: "the node was told to end at once".to_owned(),

@@ -36,6 +36,8 @@ use std::{
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often the file that names the port is looked for.
 const READY_POLL_EVERY: Duration = Duration::from_millis(10);
+/// How often it is looked whether it still runs.
+const END_POLL_EVERY: Duration = Duration::from_millis(250);
 /// From SIGTERM to SIGKILL.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// From SIGKILL to the end.
@@ -317,6 +319,15 @@ impl Server {
     pub async fn restart(&mut self) -> Result<(), Error> {
         self.kill9().await?;
         self.spawn().await
+    }
+
+    /// Waits until its process has ended.
+    pub async fn ended(&mut self) {
+        while let Some(process) = &mut self.process
+            && !process.gone_within(Duration::ZERO).await
+        {
+            tokio::time::sleep(END_POLL_EVERY).await;
+        }
     }
 
     /// Freezes it: connections stay and nothing answers. When this returns,

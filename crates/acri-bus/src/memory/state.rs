@@ -180,7 +180,9 @@ impl State {
     /// Facts about the event stream.
     #[must_use]
     pub fn event_facts(&self) -> StreamFacts {
-        StreamFacts { created: self.created, first: self.events_first, last: self.events_last }
+        let bytes = self.events.values().map(|recorded| recorded.bytes.len() as u64).sum();
+        let (first, last) = (self.events_first, self.events_last);
+        StreamFacts { created: self.created, first, last, bytes, bytes_max: None }
     }
 
     /// Rolls the event stream back to `last`, as a restored backup does: what
@@ -253,7 +255,10 @@ impl State {
     /// Facts about the log stream.
     #[must_use]
     pub fn log_facts(&self) -> StreamFacts {
-        StreamFacts { created: self.created, first: self.frames_first, last: self.frames_last }
+        let frames = self.frames.values().flat_map(BTreeMap::values);
+        let bytes = frames.map(|frame| frame.bytes.len() as u64).sum();
+        let (first, last) = (self.frames_first, self.frames_last);
+        StreamFacts { created: self.created, first, last, bytes, bytes_max: None }
     }
 
     /// Removes the frames before `first`, as retention does.

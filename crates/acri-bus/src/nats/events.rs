@@ -72,7 +72,14 @@ pub(super) async fn facts(link: &Link, stream: &str) -> Result<StreamFacts, Faul
         .created
         .parse()
         .map_err(|_| Fault::Malformed { operation: OPERATION, detail: "the time of its creation".to_owned() })?;
-    Ok(StreamFacts { created, first: StreamSeq(info.state.first_seq), last: StreamSeq(info.state.last_seq) })
+    Ok(StreamFacts {
+        created,
+        first: StreamSeq(info.state.first_seq),
+        last: StreamSeq(info.state.last_seq),
+        bytes: info.state.bytes,
+        // Minus one is the server's word for none.
+        bytes_max: info.config.get("max_bytes").and_then(serde_json::Value::as_u64).filter(|max| *max > 0),
+    })
 }
 
 #[async_trait]

@@ -128,6 +128,8 @@ pub(super) struct State {
     pub(super) first_seq: u64,
     pub(super) last_seq: u64,
     #[serde(default)]
+    pub(super) bytes: u64,
+    #[serde(default)]
     pub(super) subjects: std::collections::BTreeMap<String, u64>,
 }
 

@@ -250,6 +250,7 @@ async fn the_facts_of_the_stream_move(factory: &dyn BusFactory) -> Outcome {
     let seqs = chain(&bus, agent, None, StreamSeq(0), 2).await?;
     let after = bus.event_facts().await.map_err(|fault| text(&fault))?;
     ensure!(after.created == before.created, "{before:?}, then {after:?}");
+    ensure!(after.bytes > before.bytes, "{before:?}, then {after:?}");
     ensure!(after.last >= seqs[1] && after.first <= seqs[0], "{after:?} does not hold {seqs:?}");
     Ok(())
 }

@@ -8,8 +8,11 @@ use crate::{
     output::{Format, Out},
     verbs::show,
 };
-use acri::limits::{CLOCK_SKEW_MAX, EVENT_BODY_BYTES_MAX};
-use acri_bus::port::{Bus, LeaseEntry, Leases as _};
+use acri::{
+    Incarnation, StreamSeq,
+    limits::{CLOCK_SKEW_MAX, EVENT_BODY_BYTES_MAX, LEASE_TTL},
+};
+use acri_bus::port::{Bus, LeaseEntry, Leased, Leases as _};
 use anyhow::Result;
 use serde_json::json;
 use std::{fs, path::Path, time::Duration};
@@ -90,28 +93,63 @@ async fn examine_bus(findings: &mut Findings, options: &BusOptions) {
         }
         Err(fault) => findings.add("clock", Verdict::Fails, fault.to_string()),
     }
+    examine_store(findings, &bus).await;
     match bus.leases().await {
-        Ok(leases) => {
-            let live = leases.iter().filter(|(_, entry)| matches!(entry, LeaseEntry::Live { .. })).count();
-            let verdict = if live == 0 { Verdict::Warning } else { Verdict::Ok };
-            findings.add("nodes", verdict, format!("{live} live, {} expired or fenced", leases.len() - live));
-        }
+        Ok(leases) => examine_leases(findings, &leases),
         Err(fault) => findings.add("nodes", Verdict::Fails, fault.to_string()),
     }
+}
+
+/// Writes something and takes it away again: a server may answer everything
+/// and store nothing, on a full disk for one.
+async fn examine_store(findings: &mut Findings, bus: &impl Bus) {
+    let nobody = Incarnation::from_uuid(uuid::Uuid::new_v4());
+    let written = match bus.fence(nobody, StreamSeq(0)).await {
+        Leased::Written(revision) => bus.collect_tombstone(nobody, revision).await.map_err(|fault| fault.to_string()),
+        Leased::Unknown(fault) => Err(fault.to_string()),
+        Leased::Lost => Err("a key that nobody has is refused".to_owned()),
+    };
+    match written {
+        Ok(()) => findings.add("store", Verdict::Ok, "takes what is written"),
+        Err(detail) => findings.add("store", Verdict::Fails, format!("takes nothing that is written: {detail}")),
+    }
+}
+
+/// An entry that nobody renews outlives its owner where the bus was away or
+/// put back: its age tells, not that it is there.
+fn examine_leases(findings: &mut Findings, leases: &[(Incarnation, LeaseEntry)]) {
+    let (mut live, mut stale) = (0_usize, 0_usize);
+    for (_, entry) in leases {
+        if let LeaseEntry::Live { renewed, .. } = entry {
+            if show::now().since(*renewed) <= LEASE_TTL + CLOCK_SKEW_MAX { live += 1 } else { stale += 1 }
+        }
+    }
+    let verdict = if live == 0 { Verdict::Warning } else { Verdict::Ok };
+    let rest = leases.len() - live - stale;
+    findings.add("nodes", verdict, format!("{live} live, {stale} not renewed in time, {rest} expired or fenced"));
 }
 
 async fn examine_streams(findings: &mut Findings, bus: &impl Bus) {
     for (what, facts) in [("events", bus.event_facts().await), ("logs", bus.log_facts().await)] {
         match facts {
             Ok(facts) => {
-                let detail = format!("stream of {}, holds {} to {}", facts.created, facts.first, facts.last);
-                findings.add(what, Verdict::Ok, detail);
+                let full = facts.percent_full();
+                let room = facts.bytes_max.map_or_else(String::new, |max| format!(" of {} ({full} %)", mib(max)));
+                let held = format!("holds {} to {}, {}{room}", facts.first, facts.last, mib(facts.bytes));
+                let verdict = if full >= STREAM_FULL_PERCENT { Verdict::Warning } else { Verdict::Ok };
+                findings.add(what, verdict, format!("stream of {}, {held}", facts.created));
             }
             Err(fault) => findings.add(what, Verdict::Fails, fault.to_string()),
         }
     }
 }
 
+fn mib(bytes: u64) -> String {
+    format!("{} MiB", bytes >> 20)
+}
+
+/// From this share of what a stream may hold on, it is about to be full.
+const STREAM_FULL_PERCENT: u64 = 90;
 /// Below this share of free space a spool may soon be full.
 const DISK_FREE_PERCENT_MIN: u64 = 5;
 

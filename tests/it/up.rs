@@ -1,0 +1,143 @@
+//! `acri up`: a bus and a node for one machine.
+
+use crate::site;
+use acri_tests::{eventually, process, site::Site, within};
+use rustix::process::Signal;
+use serde_json::Value;
+use std::process::{Output, Stdio};
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Another verb, which finds the bus by the context file alone.
+async fn acri(site: &Site, arguments: &[&str]) -> Output {
+    let output = within("the program to end", site.command().args(arguments).stdin(Stdio::null()).output()).await;
+    output.expect("the program under test")
+}
+
+/// Starts a run that says `up` and goes on; tells `AGENT/RUN`.
+async fn detached(site: &Site, script: &str) -> String {
+    let mark = format!("{}={}", acri_tests::site::MARK, site.mark());
+    let output = acri(site, &["run", "-d", "--fresh", "-e", &mark, "--", "sh", "-c", script]).await;
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let run = text(&output.stdout).trim().to_owned();
+    eventually("its first word", || async {
+        text(&acri(site, &["logs", &run]).await.stdout).contains("up").then_some(())
+    })
+    .await;
+    run
+}
+
+/// The process of the server that `up` started.
+fn server_of(site: &Site) -> i32 {
+    let note = std::fs::read_to_string(site.state_dir("acri").join("nats/server.json")).expect("the server's note");
+    let note: Value = serde_json::from_str(&note).expect("JSON");
+    i32::try_from(note["pid"].as_i64().expect("a pid")).expect("a pid")
+}
+
+/// Processes of this shell script.
+fn harnesses(site: &Site, script: &str) -> Vec<i32> {
+    let ours = site.processes();
+    process::with_argument(script).into_iter().filter(|pid| ours.contains(pid)).collect()
+}
+
+#[tokio::test]
+async fn the_other_verbs_find_what_is_up_and_ctrl_c_stops_what_runs() {
+    let site = site().await;
+    let mut up = site.up(&[]).await;
+    let server = server_of(&site);
+    let output = acri(&site, &["run", "--", "echo", "hello"]).await;
+    assert_eq!((text(&output.stdout).as_str(), output.status.code()), ("hello\n", Some(0)));
+    let run = detached(&site, "trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.02; done").await;
+    assert_eq!(up.drain().await.code(), Some(0), "{}", up.log());
+    assert!(!process::lives(server), "its server ends with it");
+    let output = acri(&site, &["ps"]).await;
+    assert_eq!(output.status.code(), Some(5), "nothing is up: {}", text(&output.stderr));
+    let mut up = site.up(&[]).await;
+    assert_eq!(text(&acri(&site, &["logs", &run]).await.stdout), "up\nsaved\n");
+    assert_eq!(up.drain().await.code(), Some(0), "{}", up.log());
+}
+
+#[tokio::test]
+async fn a_server_that_dies_is_started_again_and_what_runs_goes_on() {
+    let site = site().await;
+    let mut up = site.up(&[]).await;
+    let run = detached(&site, "echo up; while [ ! -e go ]; do sleep 0.02; done; echo done").await;
+    let first = server_of(&site);
+    process::kill(first);
+    up.says("nats-server has ended; it is started again").await;
+    up.says("nats-server runs again").await;
+    let output = acri(&site, &["run", "--", "echo", "hello"]).await;
+    assert_eq!((text(&output.stdout).as_str(), output.status.code()), ("hello\n", Some(0)), "{}", text(&output.stderr));
+    assert_ne!(server_of(&site), first);
+    let inspected: Value =
+        serde_json::from_slice(&acri(&site, &["inspect", "-o", "json", &run]).await.stdout).expect("JSON");
+    let work = find(&inspected, "working_directory").expect("a working directory");
+    std::fs::write(format!("{work}/go"), "").expect("a file");
+    assert_eq!(acri(&site, &["wait", &run]).await.status.code(), Some(0));
+    assert_eq!(text(&acri(&site, &["logs", "-f", &run]).await.stdout), "up\ndone\n");
+    assert_eq!(up.drain().await.code(), Some(0), "{}", up.log());
+}
+
+fn find<'a>(value: &'a Value, name: &str) -> Option<&'a str> {
+    match value {
+        Value::Object(fields) => {
+            fields.get(name).and_then(Value::as_str).or_else(|| fields.values().find_map(|field| find(field, name)))
+        }
+        Value::Array(items) => items.iter().find_map(|item| find(item, name)),
+        _ => None,
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_cannot_be_kept_running_ends_up_loudly_and_what_runs_lives() {
+    let site = site().await;
+    let mut up = site.up(&[]).await;
+    let script = "echo up; while :; do sleep 0.02; done";
+    detached(&site, script).await;
+    // A store that no server can use any more.
+    let store = site.state_dir("acri").join("nats");
+    std::fs::rename(store.join("jetstream"), store.join("away")).expect("rename");
+    std::fs::write(store.join("jetstream"), "in the way").expect("a file");
+    process::kill(server_of(&site));
+    assert_eq!(up.ended().await.code(), Some(5), "{}", up.log());
+    assert!(up.log().contains("failed to keep nats-server running"), "{}", up.log());
+    assert!(!harnesses(&site, script).is_empty());
+}
+
+#[tokio::test]
+async fn a_second_ctrl_c_kills_what_does_not_stop_with_the_bus_or_without() {
+    for bus_away in [false, true] {
+        let site = site().await;
+        let mut up = site.up(&["--nats", &site.server.url()]).await;
+        let script = "trap '' TERM INT; echo up; while :; do sleep 0.02; done";
+        detached(&site, script).await;
+        if bus_away {
+            site.server.pause().await;
+        }
+        assert!(!harnesses(&site, script).is_empty());
+        up.interrupt();
+        up.says("stopping what runs").await;
+        up.interrupt();
+        eventually("its harness to be gone", || async { harnesses(&site, script).is_empty().then_some(()) }).await;
+        up.says("killing what still runs").await;
+        if bus_away {
+            site.server.resume();
+        }
+        up.ended().await;
+    }
+}
+
+#[tokio::test]
+async fn ctrl_c_ends_it_while_it_waits_for_its_bus() {
+    let site = site().await;
+    site.server.pause().await;
+    let mut up = site.spawn_node("n1", &site.server.url(), &[]);
+    up.interrupt();
+    // A signal that comes before anybody listens ends it as well.
+    let status = up.ended().await;
+    assert!(!status.success(), "{status}");
+    site.server.resume();
+    process::signal(i32::try_from(site.server.pid().expect("a pid")).expect("a pid"), Signal::CONT);
+}
