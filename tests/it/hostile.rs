@@ -11,7 +11,7 @@ use acri_client::Client;
 use acri_tests::{
     look::{counted, heartbeat, last_event, says, verified},
     raw::Raw,
-    site::{NodeProcess, Site, begin},
+    site::{Chatty, NodeProcess, SHORT_LEASE, SHORT_LEASE_TTL, Site, begin},
 };
 use serde::Serialize;
 use serde_json::json;
@@ -19,6 +19,9 @@ use serde_json::json;
 type Headers = &'static [(&'static str, &'static str)];
 
 const JSON: Headers = &[("Content-Type", "application/json")];
+
+/// Messages between two looks whether the server has taken them.
+const FLOOD_BATCH: usize = 500;
 
 struct Scene {
     site: Site,
@@ -286,4 +289,42 @@ async fn garbage_in_the_streams_and_heartbeats_ends_neither_node_nor_reader() {
     let report = acri_tests::look::report(&scene.client).await;
     assert!(report.problem_count > 0, "a verification names the garbage");
     assert!(scene.client.kill(scene.agent, scene.run, "").await.unwrap().proved);
+}
+
+#[tokio::test]
+async fn a_flood_of_headers_that_are_no_text_costs_neither_lease_nor_owner_nor_a_line() {
+    let site = site().await;
+    let _node = site.node_with("n1", &site.server.url(), &SHORT_LEASE).await;
+    let client = site.client().await;
+    let chatty = Chatty::start(&site, &client, 10, "0.02").await;
+    let (agent, run) = begin(&client, site.spec("echo up; exec sleep 600")).await;
+    says(&client, agent, run, "up").await;
+    let before = heartbeat(&client, "n1").await;
+    let mut subjects = vec!["acri.v1.cmd.harness.process.create".to_owned()];
+    for (agent, run) in [(agent, run), (chatty.agent, chatty.run)] {
+        subjects.push(format!("acri.v1.cmd.agent.{agent}._.status"));
+        subjects.push(format!("acri.v1.cmd.agent.{agent}.{run}.kill"));
+    }
+    // Longer than a lease lives.
+    let began = std::time::Instant::now();
+    let flood = async || {
+        let mut raw = Raw::connect(&site.server.url()).await;
+        while began.elapsed() < SHORT_LEASE_TTL * 2 {
+            for subject in subjects.iter().cycle().take(FLOOD_BATCH) {
+                raw.publish_head(subject, " _INBOX.x", b"NATS/1.0\r\nA: \xff\xfe\r\n\r\n", b"").await;
+            }
+            // As fast as the server takes them, and no faster.
+            raw.flush().await;
+        }
+    };
+    futures_util::future::join_all([flood(), flood(), flood()]).await;
+    let after = heartbeat(&client, "n1").await;
+    assert_eq!(after.incarnation, before.incarnation, "the node was fenced");
+    assert!(after.counters["connections_lost"] > before.counters["connections_lost"], "{after:?}");
+    assert!(client.kill(agent, run, "enough").await.unwrap().proved);
+    for agent in [agent, chatty.agent] {
+        let types = acri_tests::look::types(&client, agent).await;
+        assert!(!types.iter().any(|kind| kind == "agent.assigned"), "{types:?}");
+    }
+    assert!(chatty.finish(&client).await > 0);
 }

@@ -96,14 +96,19 @@ impl Raw {
     /// Publishes anything anywhere.
     pub async fn publish(&mut self, subject: &str, reply: Option<&str>, headers: &[(&str, &str)], body: &[u8]) {
         let reply = reply.map(|reply| format!(" {reply}")).unwrap_or_default();
-        let mut bytes = if headers.is_empty() {
-            format!("PUB {subject}{reply} {}\r\n", body.len()).into_bytes()
-        } else {
-            let lines: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-            let head = format!("NATS/1.0\r\n{lines}\r\n");
-            let length = head.len() + body.len();
-            format!("HPUB {subject}{reply} {} {length}\r\n{head}", head.len()).into_bytes()
-        };
+        if headers.is_empty() {
+            let line = format!("PUB {subject}{reply} {}\r\n", body.len());
+            return self.write(&[line.as_bytes(), body, b"\r\n"].concat()).await;
+        }
+        let lines: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        self.publish_head(subject, &reply, format!("NATS/1.0\r\n{lines}\r\n").as_bytes(), body).await;
+    }
+
+    /// The same with a head of any bytes; `reply` is empty, or a blank and a
+    /// subject.
+    pub async fn publish_head(&mut self, subject: &str, reply: &str, head: &[u8], body: &[u8]) {
+        let mut bytes = format!("HPUB {subject}{reply} {} {}\r\n", head.len(), head.len() + body.len()).into_bytes();
+        bytes.extend_from_slice(head);
         bytes.extend_from_slice(body);
         bytes.extend_from_slice(b"\r\n");
         self.write(&bytes).await;

@@ -382,6 +382,8 @@ pub trait Commands: Send + Sync {
     /// # Errors
     /// [`Fault`] if the subscription could not be made.
     async fn heartbeats(&self) -> Result<BoxStream<'static, Bytes>, Fault>;
+    /// How often the connection was lost since it was made.
+    fn connections_lost(&self) -> u64;
     /// Ends the connection after what is buffered was sent.
     async fn drain(&self);
 }

@@ -1,6 +1,9 @@
 //! The control thread: kill switches, the agents' subscriptions and the lease
-//! keeper, on a runtime and a bus connection of their own, so that nothing
-//! that is busy elsewhere can delay a Kill.
+//! keeper, on a runtime of their own, so that nothing that is busy elsewhere
+//! can delay a Kill. The subscriptions have a connection of their own, and the
+//! lease keeper has another one, to which no stranger can publish: a message
+//! that makes the client library drop a connection delays commands, and never
+//! costs a lease.
 
 use crate::{
     agent,
@@ -88,9 +91,11 @@ enum Order {
 }
 
 /// The way to the control thread.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Control {
     orders: mpsc::Sender<Order>,
+    /// The connection that commands come over.
+    pub(crate) bus: SharedBus,
     pub(crate) switches: Arc<Switches>,
     stop: CancellationToken,
 }
@@ -121,6 +126,12 @@ pub(crate) struct Parts {
     pub(crate) switches: Arc<Switches>,
 }
 
+impl std::fmt::Debug for Control {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Control").field("switches", &self.switches).finish_non_exhaustive()
+    }
+}
+
 impl Control {
     /// Starts the thread and waits until its connection stands.
     ///
@@ -129,14 +140,19 @@ impl Control {
     pub(crate) async fn start(connect: Connect, parts: Parts) -> Result<Self, Fault> {
         let (orders, inbox) = mpsc::channel(ORDERS_WAITING_MAX);
         let stop = CancellationToken::new();
-        let control = Self { orders, switches: Arc::clone(&parts.switches), stop: stop.clone() };
+        let (switches, stopped) = (Arc::clone(&parts.switches), stop.clone());
         let (ready, standing) = oneshot::channel();
         std::thread::Builder::new()
             .name("acri-control".into())
             .spawn(move || run_thread(connect, parts, inbox, ready, stop))
             .map_err(|error| unavailable("start the control thread", &error))?;
-        standing.await.map_err(|error| unavailable("start the control thread", &error))??;
-        Ok(control)
+        let bus = standing.await.map_err(|error| unavailable("start the control thread", &error))??;
+        Ok(Self { orders, bus, switches, stop: stopped })
+    }
+
+    /// How often the connection that commands come over was lost.
+    pub(crate) fn connections_lost(&self) -> u64 {
+        self.bus.connections_lost()
     }
 
     /// Subscribes to an agent's commands for one owner's epoch.
@@ -183,7 +199,7 @@ fn run_thread(
     connect: Connect,
     parts: Parts,
     inbox: mpsc::Receiver<Order>,
-    ready: oneshot::Sender<Result<(), Fault>>,
+    ready: oneshot::Sender<Result<SharedBus, Fault>>,
     stop: CancellationToken,
 ) {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
@@ -194,16 +210,16 @@ fn run_thread(
         }
     };
     runtime.block_on(async move {
-        let bus = match connect().await {
-            Ok(bus) => bus,
+        let (bus, own) = match futures_util::future::try_join(connect(), connect()).await {
+            Ok(both) => both,
             Err(fault) => {
                 let _ = ready.send(Err(fault));
                 return;
             }
         };
-        let _ = ready.send(Ok(()));
+        let _ = ready.send(Ok(Arc::clone(&bus)));
         let keeper = lease::keep(
-            Arc::clone(&bus),
+            Arc::clone(&own),
             parts.terms.clone(),
             Arc::clone(&parts.lease),
             Arc::clone(&parts.clock),
@@ -222,6 +238,7 @@ fn run_thread(
         };
         thread.serve_orders(inbox).await;
         bus.drain().await;
+        own.drain().await;
     });
 }
 

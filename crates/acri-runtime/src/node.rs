@@ -116,6 +116,14 @@ impl Shared {
         EventId::from_uuid(Uuid::now_v7())
     }
 
+    /// The counters that the heartbeat tells.
+    pub(crate) fn counter_values(&self) -> BTreeMap<String, u64> {
+        let mut values = self.counters.snapshot();
+        let lost = self.bus.connections_lost() + self.control.connections_lost();
+        values.insert("connections_lost".to_owned(), lost);
+        values
+    }
+
     pub(crate) fn agents_owned(&self) -> u64 {
         self.agents.load(Ordering::Relaxed)
     }
@@ -301,8 +309,11 @@ impl Node {
             let Some(supervisor) = self.supervisors.get(driver.harness()).cloned() else {
                 continue;
             };
+            // Not on the connection that events and logs go over: strangers
+            // publish to this subject.
             let requests = self
                 .shared
+                .control
                 .bus
                 .serve_harness(driver.harness())
                 .await

@@ -137,7 +137,7 @@ pub(crate) async fn heartbeat(shared: Arc<Shared>, drivers: Vec<Arc<dyn Driver>>
             harnesses: drivers.iter().map(|driver| driver.capabilities()).collect(),
             agents: shared.agents_owned(),
             runs,
-            counters: shared.counters.snapshot(),
+            counters: shared.counter_values(),
         };
         match acri::codec::to_msgpack(&body) {
             Ok(bytes) if bytes.len() <= limits::EVENT_BODY_BYTES_MAX => {

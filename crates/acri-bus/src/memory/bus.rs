@@ -498,6 +498,10 @@ impl Commands for MemoryBus {
         .boxed())
     }
 
+    fn connections_lost(&self) -> u64 {
+        0
+    }
+
     async fn drain(&self) {
         locked(&self.world.listeners).end(self.client);
         self.set_away(true);

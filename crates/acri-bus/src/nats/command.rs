@@ -142,6 +142,10 @@ impl Commands for NatsBus {
         Ok(subscriber.map(|message| message.payload).boxed())
     }
 
+    fn connections_lost(&self) -> u64 {
+        self.link.losses()
+    }
+
     async fn drain(&self) {
         let mut gate = self.link.gate();
         if let Err(error) = self.link.client().drain().await {

@@ -223,6 +223,11 @@ impl Link {
         Ok(link)
     }
 
+    /// How often the connection was lost.
+    pub(super) fn losses(&self) -> u64 {
+        self.shared.losses.load(Ordering::SeqCst)
+    }
+
     pub(super) fn client(&self) -> &Client {
         &self.client
     }

@@ -369,6 +369,10 @@ impl Commands for Mutant {
         self.bus.heartbeats().await
     }
 
+    fn connections_lost(&self) -> u64 {
+        self.bus.connections_lost()
+    }
+
     async fn drain(&self) {
         self.bus.drain().await;
     }
