@@ -9,20 +9,20 @@ use crate::{
     supervisor,
 };
 use acri::{
-    AgentId, CommandId, ErrorBody, ErrorCode, RunId, StreamSeq,
+    AgentId, CommandId, ErrorBody, ErrorCode, RunId, StreamSeq, Timestamp,
     command::{KillRun, OnExpiry, StopRun},
     id::Epoch,
 };
 use acri_bus::port::{self, Appended, EventSelection, Until};
 use acri_core::appender::{
-    Appender, Asker, Command, Creation, Ctx, Effect, Halt, Input, Me, Order, Output, Stored, Token,
+    Answer, Appender, Asker, Command, Creation, Ctx, Effect, Halt, Input, Me, Order, Output, Stored, Token,
 };
 use acri_drivers::driver::Driver;
 use futures_util::StreamExt as _;
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
     time::Duration,
 };
 use tokio::{sync::OwnedSemaphorePermit, task::AbortHandle};
@@ -78,12 +78,30 @@ pub(crate) struct Arguments {
     pub(crate) supervisor: ActorRef<supervisor::Msg>,
 }
 
+/// The machine of an agent. The actor alone steps it; the control thread asks
+/// it what needs no step.
+#[derive(Debug, Default)]
+pub(crate) struct Core(Mutex<Option<Appender>>);
+
+impl Core {
+    fn lock(&self) -> MutexGuard<'_, Option<Appender>> {
+        // What a panic leaves dies with its actor.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The answer to a question; `None`: it is none, or somebody steps just
+    /// now, and the actor answers it.
+    pub(crate) fn ask(&self, command: &Command, now: Timestamp) -> Option<Answer> {
+        self.0.try_lock().ok()?.as_ref()?.ask(command, now)
+    }
+}
+
 pub(crate) struct State {
     agent: AgentId,
     /// Taken by `post_start`, which may await: the supervisor waits for
     /// `pre_start` only.
     birth: Option<Birth>,
-    core: Option<Appender>,
+    core: Arc<Core>,
     askers: BTreeMap<Asker, (Back, Option<OwnedSemaphorePermit>)>,
     next_asker: u64,
     runs: HashMap<RunId, ActorRef<run::Msg>>,
@@ -122,7 +140,7 @@ impl Actor for Agent {
         Ok(State {
             agent,
             birth: Some(birth),
-            core: None,
+            core: Arc::default(),
             askers: BTreeMap::new(),
             next_asker: 0,
             runs: HashMap::new(),
@@ -227,18 +245,20 @@ impl State {
             let switch = self.driver.kill_switch(self.agent, run);
             self.shared.control.switches.register(self.agent, run, switch);
         }
-        self.core = Some(appender);
+        *self.core.lock() = Some(appender);
         Ok(outputs)
     }
 
     fn step(&mut self, input: Input) -> Vec<Output> {
-        let Self { core: Some(appender), shared, .. } = self else { return Vec::new() };
+        let Self { core, shared, .. } = self;
+        let mut core = core.lock();
+        let Some(appender) = core.as_mut() else { return Vec::new() };
         with_ctx(shared, |ctx| appender.step(input, ctx))
     }
 
     /// What only the driver can know of a task.
     fn check_task(&self, command: &Command) -> Result<(), ErrorBody> {
-        match (&command.order, &self.core) {
+        match (&command.order, self.core.lock().as_ref()) {
             (Order::Start(start), Some(appender)) => {
                 let spec = appender.state().spec();
                 self.driver.check_task(spec, &start.task).map_err(|refusal| refusal.0)
@@ -249,7 +269,7 @@ impl State {
 
     /// A command that the node itself gives to the open run.
     fn own_command(&mut self, id: CommandId, order: impl FnOnce(RunId) -> Order) -> Option<Input> {
-        let run = self.core.as_ref()?.open_run()?;
+        let run = self.core.lock().as_ref()?.open_run()?;
         let principal = format!("node:{}", self.shared.config.node);
         let asker = self.ask(Back::nobody(), None);
         Some(Input::Command(asker, Command { id, principal, expires: None, order: order(run) }))
@@ -263,9 +283,9 @@ impl State {
     }
 
     async fn serve(&mut self, myself: &ActorRef<Msg>) -> Result<(), ActorProcessingErr> {
-        let Some(epoch) = self.core.as_ref().map(Appender::epoch) else { return Ok(()) };
+        let Some(epoch) = self.core.lock().as_ref().map(Appender::epoch) else { return Ok(()) };
         for attempt in 0.. {
-            match self.shared.control.serve(self.agent, epoch, myself.clone()).await {
+            match self.shared.control.serve(self.agent, epoch, Arc::clone(&self.core), myself.clone()).await {
                 Ok(()) => break,
                 Err(error) if attempt < 5 => {
                     tracing::warn!(agent = %self.agent, %error, "subscription is tried again");
@@ -446,17 +466,20 @@ impl State {
             // The switch stands before the harness is spawned.
             let switch = self.driver.kill_switch(self.agent, run);
             self.shared.control.switches.register(self.agent, run, switch);
-            let Some(state) = self.core.as_ref().map(Appender::state) else { return Ok(()) };
-            let spawn = Spawn {
-                agent: self.agent,
-                run,
-                spec: state.spec().clone(),
-                working_directory: state.working_directory().map(str::to_owned),
-                shared: Arc::clone(&self.shared),
-                driver: Arc::clone(&self.driver),
-                to: myself.clone(),
-                node_lost: self.node_lost,
-                started: state.run(run).is_some_and(|run| run.started),
+            let spawn = {
+                let core = self.core.lock();
+                let Some(state) = core.as_ref().map(Appender::state) else { return Ok(()) };
+                Spawn {
+                    agent: self.agent,
+                    run,
+                    spec: state.spec().clone(),
+                    working_directory: state.working_directory().map(str::to_owned),
+                    shared: Arc::clone(&self.shared),
+                    driver: Arc::clone(&self.driver),
+                    to: myself.clone(),
+                    node_lost: self.node_lost,
+                    started: state.run(run).is_some_and(|run| run.started),
+                }
             };
             // A run that begins from now on is our own.
             self.node_lost = false;

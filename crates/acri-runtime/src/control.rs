@@ -84,10 +84,18 @@ impl Switches {
 }
 
 enum Order {
-    Serve { agent: AgentId, epoch: Epoch, to: ActorRef<agent::Msg>, done: oneshot::Sender<Result<(), Fault>> },
+    Serve(Serve, oneshot::Sender<Result<(), Fault>>),
     Unserve(AgentId, Epoch),
     Kill { agent: AgentId, run: RunId, request: KillRequest },
     KillHere { agent: AgentId, run: RunId, request: KillRequest },
+}
+
+/// Whose commands are served, and by whom.
+struct Serve {
+    agent: AgentId,
+    epoch: Epoch,
+    core: Arc<agent::Core>,
+    to: ActorRef<agent::Msg>,
 }
 
 /// The way to the control thread.
@@ -159,10 +167,16 @@ impl Control {
     ///
     /// # Errors
     /// The subscription's fault.
-    pub(crate) async fn serve(&self, agent: AgentId, epoch: Epoch, to: ActorRef<agent::Msg>) -> Result<(), Fault> {
+    pub(crate) async fn serve(
+        &self,
+        agent: AgentId,
+        epoch: Epoch,
+        core: Arc<agent::Core>,
+        to: ActorRef<agent::Msg>,
+    ) -> Result<(), Fault> {
         let (done, answer) = oneshot::channel();
         let gone = |_| unavailable("subscribe", &"the control thread has ended");
-        if self.orders.send(Order::Serve { agent, epoch, to, done }).await.is_err() {
+        if self.orders.send(Order::Serve(Serve { agent, epoch, core, to }, done)).await.is_err() {
             return Err(unavailable("subscribe", &"the control thread has ended"));
         }
         answer.await.map_err(gone)?
@@ -251,7 +265,7 @@ impl Thread {
             };
             match order {
                 None => return,
-                Some(Order::Serve { agent, epoch, to, done }) => self.serve(agent, epoch, to, done),
+                Some(Order::Serve(serve, done)) => self.serve(serve, done),
                 Some(Order::Unserve(agent, epoch)) => self.unserve(agent, epoch),
                 Some(Order::Kill { agent, run, request }) if self.lease.may_act() => self.pull(agent, run, request),
                 Some(Order::Kill { .. }) => {}
@@ -260,13 +274,7 @@ impl Thread {
         }
     }
 
-    fn serve(
-        &mut self,
-        agent: AgentId,
-        epoch: Epoch,
-        to: ActorRef<agent::Msg>,
-        done: oneshot::Sender<Result<(), Fault>>,
-    ) {
+    fn serve(&mut self, Serve { agent, epoch, core, to }: Serve, done: oneshot::Sender<Result<(), Fault>>) {
         let stop = self.stop.child_token();
         if let Some(former) = self.served.insert(agent, Served { epoch, stop: stop.clone() }) {
             former.stop.cancel();
@@ -274,6 +282,7 @@ impl Thread {
         let listener = Listener {
             agent,
             epoch,
+            core,
             to,
             permits: Arc::new(Semaphore::new(COMMANDS_WAITING_MAX)),
             lease: Arc::clone(&self.lease),
@@ -342,6 +351,7 @@ async fn pull(switch: Arc<dyn KillSwitch>, request: KillRequest, counters: Arc<C
 struct Listener {
     agent: AgentId,
     epoch: Epoch,
+    core: Arc<agent::Core>,
     to: ActorRef<agent::Msg>,
     permits: Arc<Semaphore>,
     lease: Arc<Lease>,
@@ -370,6 +380,11 @@ impl Listener {
                 return;
             }
         };
+        // From here, so that an answer waits for no other thread.
+        if let Some(answer) = self.core.ask(&command, self.clock.now()) {
+            back.answer(&answer).await;
+            return;
+        }
         // One that came too late is never carried out; the core says so.
         if command.check_time(self.clock.now()).is_ok() {
             self.kill_at_once(&command);

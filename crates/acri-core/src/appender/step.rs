@@ -43,14 +43,27 @@ impl Appender {
         out
     }
 
+    /// Answers a question as [`Appender::step`] would, beside whoever steps:
+    /// nothing is decided by it. `None`: it is an order, or this machine has
+    /// halted.
+    ///
+    /// What an acknowledged command did is in the answer: its event is folded
+    /// before it is acknowledged.
+    #[must_use]
+    pub fn ask(&self, command: &Command, now: Timestamp) -> Option<Answer> {
+        if self.life == Life::Halted || !matches!(command.order, Order::Status(_)) {
+            return None;
+        }
+        Some(match decide::decide(&self.agent, command, now) {
+            Ok(Decided::Known(answer)) => answer,
+            Ok(_) => Answer::Refused(ErrorBody::new(ErrorCode::Internal, "a question was taken for an order")),
+            Err(error) => Answer::Refused(error),
+        })
+    }
+
     /// A question is answered at once; an order waits for its turn.
     fn command(&mut self, asker: Asker, command: Command, now: Timestamp, out: &mut Vec<Output>) {
-        if matches!(command.order, Order::Status(_)) {
-            let answer = match decide::decide(&self.agent, &command, now) {
-                Ok(Decided::Known(answer)) => answer,
-                Ok(_) => Answer::Refused(ErrorBody::new(ErrorCode::Internal, "a question was taken for an order")),
-                Err(error) => Answer::Refused(error),
-            };
+        if let Some(answer) = self.ask(&command, now) {
             return out.push(Output::Reply(asker, answer));
         }
         let queue = if matches!(command.order, Order::Kill(..)) { &mut self.kills } else { &mut self.commands };
