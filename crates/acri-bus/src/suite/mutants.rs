@@ -19,7 +19,13 @@ use futures_util::{
     future::BoxFuture,
     stream::{self, BoxStream},
 };
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 /// One thing that is wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,6 +72,38 @@ pub enum Flaw {
     SilentAbsence,
     /// An absent bus looks like nobody there.
     AbsenceIsNobody,
+    /// An append has to follow the stream's last event, not its agent's.
+    ChecksTheWholeStream,
+    /// An agent without events is told as a fault.
+    NothingIsAFault,
+    /// The logs of all runs of an agent are one.
+    OneLogAnAgent,
+    /// A read of a log gives its second frame twice.
+    FramesDoubled,
+    /// A log that is to be followed ends.
+    FollowedLogEnds,
+    /// A log that is followed goes on at what is stored when the bus is back.
+    FollowedLogForgets,
+    /// A lease is written whatever its revision.
+    LeaseIgnoresRevision,
+    /// Tombstones go when a lease expires.
+    TombstoneExpires,
+    /// Only live leases are listed.
+    ListsTheLivingOnly,
+    /// The difference of the clocks is of another unit.
+    ClocksInAnotherUnit,
+    /// Whatever was asked, the answer is JSON.
+    AnswersInOneFormat,
+    /// An error's code is left out of its answer.
+    ErrorsWithoutCode,
+    /// A body of an unknown type is taken for JSON.
+    GuessesTheFormat,
+    /// A listener listens when it is first looked at.
+    ListensLate,
+    /// A listener is gone after a crash.
+    ListenerEndsWithTheBus,
+    /// A heartbeat is not sent.
+    HeartStands,
 }
 
 /// Every flaw, with a case that notices it.
@@ -91,6 +129,23 @@ pub const FLAWS: &[(Flaw, &str)] = &[
     (Flaw::NoQueueGroup, "a_harness_request_goes_to_one_of_many"),
     (Flaw::SilentAbsence, "nobody_answers_where_nobody_listens"),
     (Flaw::AbsenceIsNobody, "an_append_while_the_bus_is_away_is_unknown"),
+    (Flaw::ChecksTheWholeStream, "another_agent_is_not_touched"),
+    (Flaw::NothingIsAFault, "an_agent_without_events_has_no_last"),
+    (Flaw::OneLogAnAgent, "frames_of_other_runs_are_not_in_the_way"),
+    (Flaw::OneLogAnAgent, "an_agents_own_log_is_apart_from_its_runs"),
+    (Flaw::FramesDoubled, "frames_are_read_once_and_in_order"),
+    (Flaw::FollowedLogEnds, "a_log_that_is_followed_goes_on"),
+    (Flaw::FollowedLogForgets, "a_follower_of_a_log_misses_nothing_over_crashes"),
+    (Flaw::LeaseIgnoresRevision, "a_lease_is_created_once_and_renewed_over_itself"),
+    (Flaw::TombstoneExpires, "a_tombstone_outlives_a_lease"),
+    (Flaw::ListsTheLivingOnly, "all_leases_are_listed"),
+    (Flaw::ClocksInAnotherUnit, "the_clocks_are_compared"),
+    (Flaw::AnswersInOneFormat, "a_request_is_answered_in_kind"),
+    (Flaw::ErrorsWithoutCode, "an_error_travels_with_its_code"),
+    (Flaw::GuessesTheFormat, "an_unknown_content_type_is_told"),
+    (Flaw::ListensLate, "a_listener_is_found_as_soon_as_it_listens"),
+    (Flaw::ListenerEndsWithTheBus, "an_owner_is_found_again_after_a_crash"),
+    (Flaw::HeartStands, "heartbeats_are_heard"),
 ];
 
 /// Longer than any case: a lease without its TTL.
@@ -101,20 +156,21 @@ const ETERNITY: Duration = Duration::from_secs(1 << 32);
 pub struct MutantFactory {
     memory: MemoryFactory,
     flaw: Flaw,
+    crashes: Arc<AtomicU64>,
 }
 
 impl MutantFactory {
     /// A bus of its own.
     #[must_use]
     pub fn new(flaw: Flaw) -> Self {
-        Self { memory: MemoryFactory::default(), flaw }
+        Self { memory: MemoryFactory::default(), flaw, crashes: Arc::default() }
     }
 }
 
 #[async_trait]
 impl BusFactory for MutantFactory {
     async fn client(&self) -> SharedBus {
-        Arc::new(Mutant { bus: self.memory.another(), flaw: self.flaw })
+        Arc::new(Mutant { bus: self.memory.another(), flaw: self.flaw, crashes: Arc::clone(&self.crashes) })
     }
 
     async fn raw_request(&self, subject: &str, reply: &str, content_type: &str, handled: BoxFuture<'_, ()>) -> bool {
@@ -129,6 +185,7 @@ impl BusFactory for MutantFactory {
     }
 
     async fn crash(&self) {
+        self.crashes.fetch_add(1, Ordering::SeqCst);
         self.memory.crash().await;
     }
 
@@ -140,11 +197,16 @@ impl BusFactory for MutantFactory {
 struct Mutant {
     bus: MemoryBus,
     flaw: Flaw,
+    crashes: Arc<AtomicU64>,
 }
 
 impl Mutant {
     fn is(&self, flaw: Flaw) -> bool {
         self.flaw == flaw
+    }
+
+    fn log(&self, run: Option<RunId>) -> Option<RunId> {
+        run.filter(|_| !self.is(Flaw::OneLogAnAgent))
     }
 
     fn own_subject_last(&self, subject: &Subject) -> StreamSeq {
@@ -173,6 +235,12 @@ impl Events for Mutant {
                 }
                 append.expect = self.agent_last(&append.subject);
             }
+            Flaw::ChecksTheWholeStream => {
+                if self.bus.state().event_facts().last != append.expect {
+                    return Appended::Conflict;
+                }
+                append.expect = self.agent_last(&append.subject);
+            }
             Flaw::AcknowledgesBeforeStoring => {
                 return Appended::Stored(self.bus.state().event_facts().last.next());
             }
@@ -194,7 +262,12 @@ impl Events for Mutant {
         if self.is(Flaw::StaleLast) {
             self.bus.faults().stale(1);
         }
-        self.bus.last(agent).await
+        match self.bus.last(agent).await {
+            Ok(None) if self.is(Flaw::NothingIsAFault) => {
+                Err(Fault::Unavailable { operation: "last", detail: "no message found".to_owned() })
+            }
+            last => last,
+        }
     }
 
     async fn read(&self, selection: EventSelection, from: StreamSeq, until: Until) -> Result<EventStream, Fault> {
@@ -207,9 +280,7 @@ impl Events for Mutant {
             Flaw::ReadSkipsOne => {
                 read.enumerate().filter_map(|(at, item)| async move { (at != 1).then_some(item) }).boxed()
             }
-            Flaw::ReadDoubles => {
-                read.enumerate().flat_map(|(at, item)| stream::iter(vec![item; if at == 1 { 2 } else { 1 }])).boxed()
-            }
+            Flaw::ReadDoubles => doubled(read),
             Flaw::ReadTakesInWhatComes if until == Until::Now => {
                 let bus = self.bus.clone();
                 let later = stream::once(async move {
@@ -247,20 +318,44 @@ fn forgetful(bus: MemoryBus, selection: EventSelection, from: StreamSeq) -> Even
     .boxed()
 }
 
+/// The same of a log, at each crash.
+fn forgetful_log(
+    bus: MemoryBus,
+    crashes: Arc<AtomicU64>,
+    log: (AgentId, Option<RunId>),
+    from: StreamSeq,
+) -> FrameStream {
+    let start = (bus, crashes, log, from, 0);
+    stream::unfold(start, |(bus, crashes, log, from, before)| async move {
+        let now = crashes.load(Ordering::SeqCst);
+        let from = if now > before { from.max(bus.state().log_facts().last) } else { from };
+        let mut read = bus.read_frames(log.0, log.1, from, Until::Dropped).await.ok()?;
+        let item = read.next().await?;
+        let next = item.as_ref().map_or(from, |frame| frame.seq.next());
+        Some((item, (bus, crashes, log, next, now)))
+    })
+    .boxed()
+}
+
+/// Gives the second item twice.
+fn doubled<T: Clone + Send + 'static>(read: BoxStream<'static, T>) -> BoxStream<'static, T> {
+    read.enumerate().flat_map(|(at, item)| stream::iter(vec![item; if at == 1 { 2 } else { 1 }])).boxed()
+}
+
 #[async_trait]
 impl Logs for Mutant {
     async fn append_frame(&self, append: &FrameAppend) -> Appended {
         if self.is(Flaw::FramesSeveralInFlight) {
             return self.bus.with(|state| state.store_frame(append));
         }
-        self.bus.append_frame(append).await
+        self.bus.append_frame(&FrameAppend { run: self.log(append.run), ..append.clone() }).await
     }
 
     async fn last_frame(&self, agent: AgentId, run: Option<RunId>) -> Result<Option<RecordedFrame>, Fault> {
         if self.is(Flaw::StaleLastFrame) {
             self.bus.faults().stale(1);
         }
-        self.bus.last_frame(agent, run).await
+        self.bus.last_frame(agent, self.log(run)).await
     }
 
     async fn read_frames(
@@ -270,7 +365,12 @@ impl Logs for Mutant {
         from: StreamSeq,
         until: Until,
     ) -> Result<FrameStream, Fault> {
-        self.bus.read_frames(agent, run, from, until).await
+        let until = if self.is(Flaw::FollowedLogEnds) { Until::Now } else { until };
+        if self.is(Flaw::FollowedLogForgets) && until == Until::Dropped {
+            return Ok(forgetful_log(self.bus.clone(), Arc::clone(&self.crashes), (agent, run), from));
+        }
+        let read = self.bus.read_frames(agent, self.log(run), from, until).await?;
+        Ok(if self.is(Flaw::FramesDoubled) { doubled(read) } else { read })
     }
 
     async fn log_facts(&self) -> Result<StreamFacts, Fault> {
@@ -285,6 +385,7 @@ impl Leases for Mutant {
         let flawed = match (self.flaw, entry) {
             (Flaw::LeaseAfterTombstone, LeaseEntry::Fenced(_)) => true,
             (Flaw::LeaseCreatedOverMarker, LeaseEntry::Expired(_)) => expect == StreamSeq(0),
+            (Flaw::LeaseIgnoresRevision, LeaseEntry::Live { .. }) => true,
             _ => false,
         };
         if flawed {
@@ -299,11 +400,22 @@ impl Leases for Mutant {
     }
 
     async fn lease(&self, incarnation: Incarnation) -> Result<LeaseEntry, Fault> {
-        self.bus.lease(incarnation).await
+        let entry = self.bus.lease(incarnation).await?;
+        if self.is(Flaw::TombstoneExpires) && matches!(entry, LeaseEntry::Fenced(_)) {
+            let all = self.bus.leases().await?;
+            if all.iter().any(|(_, entry)| matches!(entry, LeaseEntry::Expired(_))) {
+                return Ok(LeaseEntry::Absent);
+            }
+        }
+        Ok(entry)
     }
 
     async fn leases(&self) -> Result<Vec<(Incarnation, LeaseEntry)>, Fault> {
-        self.bus.leases().await
+        let mut all = self.bus.leases().await?;
+        if self.is(Flaw::ListsTheLivingOnly) {
+            all.retain(|(_, entry)| matches!(entry, LeaseEntry::Live { .. }));
+        }
+        Ok(all)
     }
 
     async fn collect_tombstone(&self, incarnation: Incarnation, revision: StreamSeq) -> Result<(), Fault> {
@@ -314,7 +426,10 @@ impl Leases for Mutant {
     }
 
     async fn clock_offset_micros(&self) -> Result<i64, Fault> {
-        self.bus.clock_offset_micros().await
+        let offset = self.bus.clock_offset_micros().await?;
+        // A bus in memory has our own clock: what is confused is its time of day.
+        let confused = i64::from(self.is(Flaw::ClocksInAnotherUnit)) * self.bus.state().now().as_micros();
+        Ok(offset + confused)
     }
 }
 
@@ -340,7 +455,25 @@ impl Commands for Mutant {
     }
 
     async fn serve_agent(&self, agent: AgentId) -> Result<RequestStream, Fault> {
-        self.bus.serve_agent(agent).await
+        if self.is(Flaw::ListensLate) {
+            let bus = self.bus.clone();
+            let late = async move { bus.serve_agent(agent).await.unwrap_or_else(|_| stream::empty().boxed()) };
+            return Ok(stream::once(late).flatten().boxed());
+        }
+        let requests = self.bus.serve_agent(agent).await?;
+        let (crashes, before) = (Arc::clone(&self.crashes), self.crashes.load(Ordering::SeqCst));
+        Ok(match self.flaw {
+            Flaw::GuessesTheFormat => requests
+                .map(|mut request| {
+                    request.format.get_or_insert(Format::Json);
+                    request
+                })
+                .boxed(),
+            Flaw::ListenerEndsWithTheBus => {
+                requests.take_while(move |_| std::future::ready(crashes.load(Ordering::SeqCst) == before)).boxed()
+            }
+            _ => requests,
+        })
     }
 
     async fn request(
@@ -357,12 +490,16 @@ impl Commands for Mutant {
             Err(RequestError::Fault(_)) if self.is(Flaw::AbsenceIsNobody) => {
                 Err(RequestError::NoResponders(subject.to_string()))
             }
+            Ok(answer) if self.is(Flaw::AnswersInOneFormat) => Ok(Answer { format: Format::Json, ..answer }),
+            Ok(answer) if self.is(Flaw::ErrorsWithoutCode) => Ok(Answer { error: None, ..answer }),
             answer => answer,
         }
     }
 
     async fn heartbeat(&self, node: &NodeId, body: Bytes) {
-        self.bus.heartbeat(node, body).await;
+        if !self.is(Flaw::HeartStands) {
+            self.bus.heartbeat(node, body).await;
+        }
     }
 
     async fn heartbeats(&self) -> Result<BoxStream<'static, Bytes>, Fault> {

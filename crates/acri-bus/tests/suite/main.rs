@@ -93,7 +93,8 @@ async fn nats_passes_when_its_server_is_killed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_flaw_is_noticed_by_the_case_that_is_there_for_it() {
+async fn every_flaw_is_noticed_by_the_case_that_is_there_for_it_and_every_case_notices_one() {
+    let mut useful = std::collections::BTreeSet::new();
     for (flaw, expected) in FLAWS {
         let mut noticed = Vec::new();
         for case in cases() {
@@ -103,5 +104,8 @@ async fn every_flaw_is_noticed_by_the_case_that_is_there_for_it() {
         }
         println!("{flaw:?}: {noticed:?}");
         assert!(noticed.contains(expected), "{flaw:?} is noticed by {noticed:?}");
+        useful.extend(noticed);
     }
+    let useless: Vec<_> = cases().into_iter().map(|case| case.name).filter(|name| !useful.contains(name)).collect();
+    assert!(useless.is_empty(), "no flaw makes these fail: {useless:?}");
 }
