@@ -12,7 +12,10 @@ use acri_tests::{
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use rustix::process::Signal;
 use serde_json::Value;
-use std::process::{Output, Stdio};
+use std::{
+    os::unix::fs::PermissionsExt as _,
+    process::{Output, Stdio},
+};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 fn text(bytes: &[u8]) -> String {
@@ -52,7 +55,13 @@ async fn run_ends_with_the_programs_own_status() {
     let plain = site.directory().join("plain");
     std::fs::write(&plain, "no program").unwrap();
     let plain = plain.to_str().unwrap().to_owned();
-    let cases: [(&[&str], i32); 7] = [
+    let script = site.directory().join("script");
+    std::fs::write(&script, "#!/no/such/interpreter\n").unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let script = script.to_str().unwrap().to_owned();
+    let cases: [(&[&str], i32); 9] = [
+        (&["run", "--", "/tmp"], 126),
+        (&["run", "--", &script], 126),
         (&["run", "--", "sh", "-c", "exit 3"], 3),
         (&["run", "--", "sh", "-c", "exit 255"], 255),
         (&["run", "--", "sh", "-c", "kill -SEGV $$"], 128 + 11),

@@ -157,6 +157,8 @@ async fn a_field_beyond_its_limit_or_unknown_is_refused_by_name() {
         (create.clone(), envelope(with("stdin", json!("records"))), "stdin"),
         (create.clone(), envelope(with("completion", json!("record"))), "completion"),
         (create.clone(), envelope(with("orphan_after_ms", json!(1))), "orphan_after_ms"),
+        (create.clone(), envelope(with("orphan_after_ms", json!(u64::MAX))), "orphan_after_ms"),
+        (create.clone(), envelope(with("node_lost_after_ms", json!(u64::MAX))), "node_lost_after_ms"),
         (create.clone(), envelope(with("command", json!(vec!["x"; 5_000]))), "command"),
         (create, envelope(with("environment", json!({ "A=B": "c" }))), "environment"),
         (scene.of_run("kill"), envelope(json!({ "reason": "x".repeat(5_000) })), "reason"),
@@ -171,6 +173,21 @@ async fn a_field_beyond_its_limit_or_unknown_is_refused_by_name() {
         let said = String::from_utf8_lossy(&answer.body).into_owned();
         assert!(answer.error().is_some(), "{word}: {said}");
         assert!(said.to_lowercase().contains(&word.to_lowercase()), "{word}: {said}");
+    }
+    scene.close().await;
+}
+
+#[tokio::test]
+async fn the_content_type_is_read_however_its_header_is_written() {
+    let mut scene = Scene::set().await;
+    let subject = scene.of_agent("status");
+    let (id, expires) = (id(), None);
+    let asked = Envelope { id, principal: "x".to_owned(), expires, data: GetStatus {} };
+    let body = codec::encode(codec::Format::Json, &asked).unwrap();
+    for name in ["Content-Type", "content-type", "CONTENT-TYPE"] {
+        let answer = scene.raw.request(&subject, &[(name, "application/json")], &body).await;
+        assert_eq!(answer.error(), None, "{name}: {:?}", String::from_utf8_lossy(&answer.body));
+        assert_eq!(answer.body.first(), Some(&b'{'), "{name}: an answer in kind");
     }
     scene.close().await;
 }

@@ -109,6 +109,11 @@ impl<'a> Plan<'a> {
     pub(crate) fn judge(&self, error: &io::Error) -> Option<Failure> {
         let kind = match error.raw_os_error() {
             Some(JOIN_REFUSED) => return None,
+            // It was there a moment ago: what is missing is what its first line names.
+            Some(libc::ENOENT) if self.program.exists() => {
+                let text = format!("{} may not be executed: its interpreter does not exist", self.program.display());
+                return Some(Failure::new(FailureKind::NotFound, text));
+            }
             Some(libc::ENOENT | libc::ENOTDIR) => FailureKind::NotFound,
             Some(libc::EACCES | libc::EPERM) => FailureKind::Permission,
             Some(libc::E2BIG | libc::EAGAIN | libc::ENOMEM | libc::EMFILE | libc::ENFILE) => FailureKind::Limits,

@@ -43,8 +43,12 @@ pub const START_TIMEOUT: Duration = Duration::from_secs(60);
 pub const KILL_PROOF_MAX: Duration = Duration::from_secs(3);
 /// A local harness without a leased owner for this long is killed by its shim.
 pub const ORPHAN_AFTER: Duration = Duration::from_secs(15 * 60);
+/// The longest that a spec may ask for: after it nobody waits for a machine.
+pub const ORPHAN_AFTER_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 /// A run whose owner is silent for this long is given up.
 pub const NODE_LOST_AFTER: Duration = Duration::from_secs(20 * 60);
+/// The longest that a spec may ask for.
+pub const NODE_LOST_AFTER_MAX: Duration = Duration::from_secs(60 * 24 * 3600);
 /// What `node_lost_after` must exceed `orphan_after` by: the kill, a lease's
 /// grace and one renewal.
 pub const LOST_MARGIN_MIN: Duration = Duration::from_secs(30);

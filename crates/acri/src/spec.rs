@@ -4,7 +4,7 @@ use crate::{
     id::HarnessType,
     limits::{
         COMMAND_ARGUMENTS_MAX, COMMAND_BYTES_MAX, LABEL_BYTES_MAX, LABELS_MAX, LOST_MARGIN_MIN, NODE_LOST_AFTER,
-        ORPHAN_AFTER,
+        NODE_LOST_AFTER_MAX, ORPHAN_AFTER, ORPHAN_AFTER_MAX,
     },
 };
 use serde::{Deserialize, Serialize};
@@ -41,11 +41,11 @@ pub struct AgentSpec {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
     /// A local harness whose node is silent for this long is killed by its
-    /// holder. Missing: 15 minutes.
+    /// holder. A second to 30 days; missing: 15 minutes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub orphan_after_ms: Option<u64>,
     /// A run whose node is silent for this long is given up. Missing: 20
-    /// minutes. Exceeds `orphan_after_ms` by at least 30 s.
+    /// minutes. Exceeds `orphan_after_ms` by at least 30 s; at most 60 days.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_lost_after_ms: Option<u64>,
 }
@@ -164,6 +164,14 @@ impl AgentSpec {
         }
         if self.orphan_after() < Duration::from_secs(1) {
             return Err(Invalid::new("orphan_after_ms", "is below 1000"));
+        }
+        for (field, asked, max) in [
+            ("orphan_after_ms", self.orphan_after(), ORPHAN_AFTER_MAX),
+            ("node_lost_after_ms", self.node_lost_after(), NODE_LOST_AFTER_MAX),
+        ] {
+            if asked > max {
+                return Err(Invalid::new(field, format!("is above {}", max.as_millis())));
+            }
         }
         if self.node_lost_after() < self.orphan_after().saturating_add(LOST_MARGIN_MIN) {
             return Err(Invalid::new(

@@ -30,7 +30,14 @@ pub(super) fn is_inbox(subject: &str) -> bool {
 
 /// `None` for a type that is not spoken here; MessagePack where none is named.
 fn format_of(headers: Option<&HeaderMap>) -> Option<Format> {
-    match headers.and_then(|headers| headers.get(CONTENT_TYPE)) {
+    // Other languages' libraries write it as they like.
+    let named = headers.and_then(|headers| {
+        headers
+            .iter()
+            .find(|(name, _)| AsRef::<str>::as_ref(name).eq_ignore_ascii_case(CONTENT_TYPE))
+            .and_then(|(_, values)| values.first())
+    });
+    match named {
         Some(value) => Format::of_content_type(value.as_str()),
         None => Some(Format::default()),
     }

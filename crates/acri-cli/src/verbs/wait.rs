@@ -16,6 +16,9 @@ Examples:
   acri wait -L && echo it worked
   acri wait 3fa8 --timeout 10m
 
+It returns when the run has ended; `sealed` in its output tells whether the log
+is complete by then, which `acri logs -f` waits for.
+
 Exit status: 0 completed, 1 stopped or failed, 5 not ended within --timeout.
 ")]
 pub(crate) struct Args {

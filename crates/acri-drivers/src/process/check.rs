@@ -84,7 +84,7 @@ pub(super) fn check_program(spec: &AgentSpec, directory: &Path) -> Result<(), Re
     } else {
         search_path(spec).split(':').map(|entry| directory.join(entry).join(name)).collect()
     };
-    let mut found = false;
+    let (mut found, mut directory) = (false, false);
     for candidate in candidates {
         if candidate.is_file() {
             if access(&candidate, Access::EXEC_OK).is_ok() {
@@ -92,10 +92,12 @@ pub(super) fn check_program(spec: &AgentSpec, directory: &Path) -> Result<(), Re
             }
             found = true;
         }
+        directory |= candidate.is_dir();
     }
     let shown: String = name.chars().take(200).collect();
     Err(match (found, name.contains('/')) {
         (true, _) => no(format!("names {shown:?}, which may not be executed")),
+        (false, true) if directory => no(format!("names {shown:?}, which is a directory")),
         (false, true) => no(format!("names {shown:?}, which is no file")),
         (false, false) => no(format!("names {shown:?}, which is not on the PATH {:?}", search_path(spec))),
     })
