@@ -152,11 +152,12 @@ impl World {
 
     pub(super) fn step(&mut self, input: Input) -> Vec<Output> {
         // What is asked beside the steps is answered as by a step.
-        let question = match &input {
-            Input::Command(asker, command) if matches!(command.order, Order::Status(_)) => {
-                Some((*asker, self.machine.as_ref().and_then(|made| made.ask(command, self.now))))
-            }
-            _ => None,
+        let question = if let Input::Command(asker, command) = &input
+            && matches!(command.order, Order::Status(_))
+        {
+            Some((*asker, self.machine.as_ref().and_then(|made| made.ask(command, self.now))))
+        } else {
+            None
         };
         let out = self.with_ctx(|machine, ctx| machine.as_mut().map_or_else(Vec::new, |made| made.step(input, ctx)));
         if let Some((asker, Some(answer))) = question {
