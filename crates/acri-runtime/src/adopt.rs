@@ -11,6 +11,7 @@ use crate::{agent, clock::boot_time, node::Shared, supervisor};
 use acri::{AgentId, Event, EventEnvelope, HarnessType, Incarnation, NodeId, RunId, StreamSeq, Subject};
 use acri_bus::port::{EventSelection, Fault, LeaseEntry, Leased, Recorded, Until};
 use acri_drivers::driver::Driver;
+use bytes::Bytes;
 use futures_util::StreamExt as _;
 use ractor::ActorRef;
 use std::{
@@ -39,12 +40,15 @@ struct Entry {
 pub(crate) struct Index {
     agents: HashMap<AgentId, Entry>,
     next: StreamSeq,
+    /// The last event that was noted.
+    last: Option<(StreamSeq, Bytes)>,
 }
 
 impl Index {
     /// Takes in one stored event.
     pub(crate) fn note(&mut self, recorded: &Recorded) {
         self.next = recorded.seq.next();
+        self.last = Some((recorded.seq, recorded.bytes.clone()));
         let Subject::Event(agent, run, kind) = &recorded.subject else { return };
         match kind.as_str() {
             "agent.created" | "agent.assigned" => self.owned(*agent, &recorded.bytes),
@@ -110,18 +114,46 @@ pub(crate) struct Adopter {
     pub(crate) index: Arc<Mutex<Index>>,
 }
 
-/// Follows the events, so that the index stays true.
-pub(crate) async fn follow(shared: Arc<Shared>, index: Arc<Mutex<Index>>, stop: CancellationToken) {
+/// Follows the events, so that the index stays true. At each interruption it
+/// looks whether the stream is still the one that was read: one that was put
+/// back to an older state gives its sequences out again, and an owner who has
+/// nothing to append would never hear of it.
+pub(crate) async fn follow(
+    shared: Arc<Shared>,
+    supervisors: Vec<ActorRef<supervisor::Msg>>,
+    index: Arc<Mutex<Index>>,
+    stop: CancellationToken,
+) {
     let work = async {
+        let mut looks = tokio::time::interval(FOLLOW_AGAIN_AFTER);
+        let mut lost = shared.bus.connections_lost();
         loop {
             let from = lock(&index).next;
             match shared.bus.read(EventSelection::All, from, Until::Dropped).await {
-                Ok(mut events) => {
-                    while let Some(Ok(recorded)) = events.next().await {
-                        lock(&index).note(&recorded);
+                Ok(mut events) => loop {
+                    tokio::select! {
+                        item = events.next() => match item {
+                            Some(Ok(recorded)) => lock(&index).note(&recorded),
+                            Some(Err(_)) | None => break,
+                        },
+                        _ = looks.tick() => if shared.bus.connections_lost() != lost { break },
+                    }
+                },
+                Err(error) => tracing::warn!(%error, "events are not followed"),
+            }
+            let now = shared.bus.connections_lost();
+            match was_put_back(&shared, &index).await {
+                Ok(false) => lost = now,
+                Ok(true) => {
+                    lost = now;
+                    tracing::error!("the event stream was put back to an older state: every agent is compared with it");
+                    *lock(&index) = Index::default();
+                    shared.forget_acknowledged();
+                    for supervisor in &supervisors {
+                        let _ = supervisor.cast(supervisor::Msg::CompareHistories);
                     }
                 }
-                Err(error) => tracing::warn!(%error, "events are not followed"),
+                Err(error) => tracing::warn!(%error, "the event stream cannot be compared yet"),
             }
             tokio::time::sleep(FOLLOW_AGAIN_AFTER).await;
         }
@@ -130,6 +162,20 @@ pub(crate) async fn follow(shared: Arc<Shared>, index: Arc<Mutex<Index>>, stop: 
         () = stop.cancelled() => {}
         () = work => {}
     }
+}
+
+/// Whether the stream no longer holds the last event that was read from it, or
+/// the newest that was acknowledged to this node, which may be newer.
+async fn was_put_back(shared: &Shared, index: &Mutex<Index>) -> Result<bool, Fault> {
+    let read = lock(index).last.clone();
+    for (seq, bytes) in read.into_iter().chain(shared.acknowledged()) {
+        let mut events = shared.bus.read(EventSelection::All, seq, Until::Now).await?;
+        let found = events.next().await.transpose()?;
+        if found.is_none_or(|found| found.seq != seq || found.bytes != bytes) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn lock(index: &Mutex<Index>) -> std::sync::MutexGuard<'_, Index> {

@@ -11,7 +11,7 @@ use crate::{
 use acri::{
     AgentId, CommandId, ErrorBody, ErrorCode, RunId, StreamSeq, Timestamp,
     command::{KillRun, OnExpiry, StopRun},
-    id::Epoch,
+    id::{Epoch, EventSeq, Sha256Digest},
 };
 use acri_bus::port::{self, Appended, EventSelection, Until};
 use acri_core::appender::{
@@ -25,11 +25,18 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
     time::Duration,
 };
-use tokio::{sync::OwnedSemaphorePermit, task::AbortHandle};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    task::AbortHandle,
+};
 
 /// First and longest pause before an append or a read is tried again.
 const RETRY_FIRST: Duration = Duration::from_millis(20);
 const RETRY_LAST: Duration = Duration::from_secs(2);
+/// Histories that are compared with the stream at once.
+static COMPARISONS: Semaphore = Semaphore::const_new(64);
+/// Attempts at one comparison; the next append notices as well.
+const COMPARISON_ATTEMPTS_MAX: u32 = 20;
 /// Pause before a failed leader read is asked for again.
 const REREAD_PAUSE: Duration = Duration::from_millis(200);
 
@@ -55,6 +62,10 @@ pub(crate) enum Msg {
     StopRun { command: CommandId, grace: Duration, reason: String },
     /// The node goes and kills its runs.
     KillRun { command: CommandId, reason: String },
+    /// The stream may have been put back: does it hold what was acknowledged?
+    CompareHistory,
+    /// It does not.
+    HistoryLost,
     /// The node goes: no further effect.
     Leave,
 }
@@ -189,6 +200,11 @@ impl Actor for Agent {
                 input
             }
             Msg::Failed(error) => return Err(error.into()),
+            Msg::CompareHistory => {
+                state.compare_history(&myself);
+                return Ok(());
+            }
+            Msg::HistoryLost => return Box::pin(state.halt(&myself, Halt::HistoryLost)).await,
             Msg::Leave => {
                 Box::pin(state.leave()).await;
                 myself.stop(Some("the node leaves".to_owned()));
@@ -420,7 +436,10 @@ impl State {
             }
             let append = port::Append { subject, id, expect, bytes: bytes.into() };
             let input = match shared.bus.append(&append).await {
-                Appended::Stored(seq) => Input::Appended(token, seq),
+                Appended::Stored(seq) => {
+                    shared.note_acknowledged(seq, &append.bytes);
+                    Input::Appended(token, seq)
+                }
                 Appended::Duplicate(seq) => Input::Duplicate(token, seq),
                 Appended::Conflict => {
                     count(&shared.counters.appends_conflicted);
@@ -437,6 +456,33 @@ impl State {
                 }
             };
             let _ = myself.cast(Msg::Input(input));
+        });
+    }
+
+    /// Looks whether the last event that was acknowledged to us is stored.
+    fn compare_history(&self, myself: &ActorRef<Msg>) {
+        let Some(last) = self.core.lock().as_ref().map(|core| *core.state().last()) else { return };
+        if last.sequence == EventSeq(0) {
+            return;
+        }
+        let (shared, agent, myself) = (Arc::clone(&self.shared), self.agent, myself.clone());
+        tokio::spawn(async move {
+            let Ok(_permit) = COMPARISONS.acquire().await else { return };
+            for attempt in 0..COMPARISON_ATTEMPTS_MAX {
+                match read_after(&shared, agent, StreamSeq(last.seq.0 - 1)).await {
+                    Ok((stored, _)) => {
+                        let there = |one: &Stored| one.seq == last.seq && Sha256Digest::of(&one.bytes) == last.digest;
+                        if !stored.iter().any(there) {
+                            let _ = myself.cast(Msg::HistoryLost);
+                        }
+                        return;
+                    }
+                    Err(error) => {
+                        tracing::warn!(%agent, %error, "a history cannot be compared yet");
+                        tokio::time::sleep(retry_pause(attempt)).await;
+                    }
+                }
+            }
         });
     }
 

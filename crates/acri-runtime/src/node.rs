@@ -16,6 +16,7 @@ use acri::{AgentId, CommandId, EventId, HarnessType, Incarnation, NodeId, RunId,
 use acri_bus::port::{EventSelection, Fault, LeaseEntry, Leased, SharedBus, Until};
 use acri_core::appender::Stored;
 use acri_drivers::driver::{Driver, Held, KillRequest, Owner, Session};
+use bytes::Bytes;
 use futures_util::{StreamExt as _, future::BoxFuture};
 use ractor::{Actor, ActorRef};
 use std::{
@@ -103,6 +104,8 @@ pub(crate) struct Shared {
     pub(crate) counters: Arc<Counters>,
     pub(crate) sessions: Sessions,
     pub(crate) agents: AtomicU64,
+    /// The newest event that was acknowledged to this node.
+    acknowledged: Mutex<Option<(StreamSeq, Bytes)>>,
 }
 
 impl std::fmt::Debug for Shared {
@@ -114,6 +117,24 @@ impl std::fmt::Debug for Shared {
 impl Shared {
     pub(crate) fn mint_event_id(&self) -> EventId {
         EventId::from_uuid(Uuid::now_v7())
+    }
+
+    /// Takes note of an event that was acknowledged.
+    pub(crate) fn note_acknowledged(&self, seq: StreamSeq, bytes: &Bytes) {
+        let mut newest = self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner);
+        if newest.as_ref().is_none_or(|(former, _)| *former < seq) {
+            *newest = Some((seq, bytes.clone()));
+        }
+    }
+
+    /// The newest event that was acknowledged to this node.
+    pub(crate) fn acknowledged(&self) -> Option<(StreamSeq, Bytes)> {
+        self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Forgets it: after the stream was put back it is no measure any more.
+    pub(crate) fn forget_acknowledged(&self) {
+        *self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// The counters that the heartbeat tells.
@@ -268,6 +289,7 @@ impl Node {
             counters,
             sessions: Sessions::default(),
             agents: AtomicU64::new(0),
+            acknowledged: Mutex::default(),
         });
         let mut node = Self { shared, supervisors: BTreeMap::new(), stop: CancellationToken::new(), _lock: lock };
         node.begin(drivers, held).await.inspect_err(|_| node.shared.control.end())?;
@@ -322,7 +344,8 @@ impl Node {
                 Arc::new(Service { shared: Arc::clone(&self.shared), driver: Arc::clone(driver), supervisor });
             tokio::spawn(service.run(requests, self.stop.clone()));
         }
-        tokio::spawn(adopt::follow(Arc::clone(&self.shared), Arc::clone(&index), self.stop.clone()));
+        let all = self.supervisors.values().cloned().collect();
+        tokio::spawn(adopt::follow(Arc::clone(&self.shared), all, Arc::clone(&index), self.stop.clone()));
         let adopter = Adopter {
             shared: Arc::clone(&self.shared),
             drivers: drivers.clone(),

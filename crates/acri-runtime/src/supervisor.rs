@@ -42,6 +42,8 @@ pub(crate) enum Msg {
     Reread { agent: AgentId, history: Vec<Stored>, history_lost: bool },
     /// The actor has stepped down.
     Gone(AgentId, ActorId),
+    /// The stream may have been put back: each agent compares itself with it.
+    CompareHistories,
     /// All agents' actors, for drain.
     Agents(RpcReplyPort<Vec<ActorRef<agent::Msg>>>),
 }
@@ -118,6 +120,11 @@ impl Actor for Supervisor {
                 if state.agents.get(&agent).is_some_and(|actor| actor.get_id() == from) {
                     state.agents.remove(&agent);
                     state.replacements.remove(&agent);
+                }
+            }
+            Msg::CompareHistories => {
+                for actor in state.agents.values() {
+                    let _ = actor.cast(agent::Msg::CompareHistory);
                 }
             }
             Msg::Agents(port) => {

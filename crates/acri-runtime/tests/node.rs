@@ -614,3 +614,35 @@ async fn a_local_run_that_was_given_up_is_its_own_nodes_to_settle_and_no_other_l
     one.leave().await;
     two.leave().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_idle_owner_notices_that_the_stream_was_put_back() {
+    let rig = Rig::new();
+    let away = rig.bus.another();
+    let bus = away.clone();
+    let connect: Connect = Arc::new(move || {
+        let bus: SharedBus = Arc::new(bus.clone());
+        Box::pin(async move { Ok(bus) })
+    });
+    let driver: Arc<dyn Driver> = Arc::new(ScriptedDriver::new(rig.world.clone()));
+    let node = Node::start(rig.config("one"), connect, vec![driver]).await.unwrap();
+    let untouched = rig.run(&["hang"]).await;
+    rig.event(untouched, "run.started").await;
+    let run = rig.run(&["hang"]).await;
+    rig.event(run, "run.started").await;
+    away.set_away(true);
+    // What was stored last is gone: `run.started`.
+    rig.bus.with(|state| {
+        let last = state.event_facts().last;
+        state.truncate_events(StreamSeq(last.0 - 1));
+    });
+    away.set_away(false);
+    let failed = rig.event(run, "run.failed").await;
+    assert!(matches!(&failed, Event::RunFailed(data) if data.reason == FailReason::HistoryLost), "{failed:?}");
+    // What lived of it is ended, and nothing is owed any more.
+    rig.event(run, "run.logs_sealed").await;
+    let (agent, other) = untouched;
+    let status = rig.client.status(agent, Some(other)).await.unwrap();
+    assert_eq!((status.run.unwrap().state, status.epoch.0), (RunState::Running, 1), "the other one is left alone");
+    node.leave().await;
+}

@@ -499,7 +499,7 @@ impl Commands for MemoryBus {
     }
 
     fn connections_lost(&self) -> u64 {
-        0
+        self.faults().counts().get("away").copied().unwrap_or(0)
     }
 
     async fn drain(&self) {
