@@ -2,9 +2,12 @@
 
 use crate::site;
 use acri_tests::{eventually, process, site::Site, within};
-use rustix::process::Signal;
+use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 use serde_json::Value;
-use std::process::{Output, Stdio};
+use std::{
+    os::unix::fs::PermissionsExt as _,
+    process::{Output, Stdio},
+};
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
@@ -31,9 +34,13 @@ async fn detached(site: &Site, script: &str) -> String {
 
 /// The process of the server that `up` started.
 fn server_of(site: &Site) -> i32 {
+    i32::try_from(note_of(site)["pid"].as_i64().expect("a pid")).expect("a pid")
+}
+
+/// What is noted of that server.
+fn note_of(site: &Site) -> Value {
     let note = std::fs::read_to_string(site.state_dir("acri").join("nats/server.json")).expect("the server's note");
-    let note: Value = serde_json::from_str(&note).expect("JSON");
-    i32::try_from(note["pid"].as_i64().expect("a pid")).expect("a pid")
+    serde_json::from_str(&note).expect("JSON")
 }
 
 /// Processes of this shell script.
@@ -66,8 +73,8 @@ async fn a_server_that_dies_is_started_again_and_what_runs_goes_on() {
     let run = detached(&site, "echo up; while [ ! -e go ]; do sleep 0.02; done; echo done").await;
     let first = server_of(&site);
     process::kill(first);
-    up.says("nats-server has ended; it is started again").await;
-    up.says("nats-server runs again").await;
+    up.says("nats-server has ended").await;
+    up.says("nats-server was started again").await;
     let output = acri(&site, &["run", "--", "echo", "hello"]).await;
     assert_eq!((text(&output.stdout).as_str(), output.status.code()), ("hello\n", Some(0)), "{}", text(&output.stderr));
     assert_ne!(server_of(&site), first);
@@ -102,8 +109,82 @@ async fn a_server_that_cannot_be_kept_running_ends_up_loudly_and_what_runs_lives
     std::fs::write(store.join("jetstream"), "in the way").expect("a file");
     process::kill(server_of(&site));
     assert_eq!(up.ended().await.code(), Some(5), "{}", up.log());
-    assert!(up.log().contains("failed to keep nats-server running"), "{}", up.log());
+    assert!(up.log().contains("does not keep"), "{}", up.log());
     assert!(!harnesses(&site, script).is_empty());
+}
+
+#[tokio::test]
+async fn a_port_that_somebody_took_meanwhile_is_said_and_the_server_comes_back_when_it_is_free() {
+    let site = site().await;
+    let mut up = site.up(&[]).await;
+    let port = note_of(&site)["port"].as_u64().expect("a port");
+    // It does not notice before the port is taken.
+    up.pause().await;
+    process::kill(server_of(&site));
+    let taken = std::net::TcpListener::bind(format!("127.0.0.1:{port}")).expect("the port is free");
+    up.resume();
+    up.says("address already in use").await;
+    drop(taken);
+    up.says("nats-server was started again").await;
+    let output = acri(&site, &["run", "--", "echo", "hello"]).await;
+    assert_eq!((text(&output.stdout).as_str(), output.status.code()), ("hello\n", Some(0)), "{}", text(&output.stderr));
+    assert_eq!(up.drain().await.code(), Some(0), "{}", up.log());
+}
+
+/// A server that could not write once takes nothing more for that stream, and
+/// goes on with the others, the leases' too, also when there is room by then.
+#[tokio::test]
+async fn a_server_whose_event_stream_takes_nothing_more_is_told_by_doctor_and_started_again() {
+    let site = site().await;
+    let mut up = site.up(&[]).await;
+    let first = server_of(&site);
+    let output = acri(&site, &["run", "--", "echo", "one"]).await;
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let streams = site.state_dir("acri").join("nats/jetstream/$G/streams");
+    let stored = std::fs::metadata(streams.join("ACRI_EVENTS/msgs/1.blk")).expect("stored events").len();
+    // No file of it may grow above what the events have now, as on a full disk.
+    let limit = Rlimit { current: Some(stored), maximum: Some(stored) };
+    prlimit(Pid::from_raw(first), Resource::Fsize, limit).expect("a limit");
+    // Its answer comes from the server's next life.
+    let (created, doctor) = tokio::join!(acri(&site, &["create", "--", "true"]), async {
+        eventually("doctor to say it", || async {
+            let told = text(&acri(&site, &["doctor"]).await.stdout);
+            (told.contains("write error") || server_of(&site) != first).then_some(told)
+        })
+        .await
+    });
+    assert!(doctor.contains("ACRI_EVENTS' write error"), "{doctor}");
+    assert!(created.status.success(), "{}", text(&created.stderr));
+    up.says("nats-server takes nothing more").await;
+    up.says("nats-server was started again").await;
+    assert_ne!(server_of(&site), first);
+    let output = acri(&site, &["run", "--", "echo", "two"]).await;
+    assert_eq!((text(&output.stdout).as_str(), output.status.code()), ("two\n", Some(0)), "{}", text(&output.stderr));
+    let doctor = acri(&site, &["doctor"]).await;
+    assert!(text(&doctor.stdout).contains("all its streams take what is written"), "{}", text(&doctor.stdout));
+    assert!(acri(&site, &["verify"]).await.status.success());
+    assert_eq!(up.drain().await.code(), Some(0), "{}", up.log());
+}
+
+#[tokio::test]
+async fn ctrl_c_ends_it_while_it_fetches_its_server() {
+    let site = site().await;
+    let bin = site.directory().join("bin");
+    std::fs::create_dir(&bin).expect("a directory");
+    let (python, begun) = (bin.join("python3"), site.directory().join("begun"));
+    // Stands for a pip that is at it, and is gone when nobody waits for it.
+    std::fs::write(&python, format!("#!/bin/sh\n: > '{}'\nexec /bin/sleep 600\n", begun.display())).expect("a file");
+    std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).expect("a program");
+    let cache = site.directory().join("cache");
+    let mut up = site.spawn_up(|command| {
+        command.env_remove("ACRI_NATS_SERVER").env("PATH", &bin).env("XDG_CACHE_HOME", &cache);
+    });
+    eventually("the fetch", || async { begun.exists().then_some(()) }).await;
+    up.interrupt();
+    assert_eq!(up.ended().await.code(), Some(130), "{}", up.log());
+    eventually("pip to be gone", || async { site.processes().is_empty().then_some(()) }).await;
+    let left: Vec<_> = std::fs::read_dir(cache.join("acri")).expect("the cache").flatten().collect();
+    assert!(left.iter().all(|entry| entry.path().is_file()), "only the lock is left: {left:?}");
 }
 
 #[tokio::test]

@@ -100,11 +100,20 @@ impl Site {
     /// Starts `up` with its usual places below this site's directory, and waits
     /// until it says that it is ready.
     pub async fn up(&self, options: &[&str]) -> NodeProcess {
-        let mut command = self.command();
-        command.args(options).args(["--output", "json", "up"]);
-        let mut up = self.spawn("up", command);
+        let mut up = self.spawn_up(|command| {
+            command.args(options);
+        });
         within("it to be up", up.ready()).await;
         up
+    }
+
+    /// The same, with further options or another environment, and waits for
+    /// nothing.
+    pub fn spawn_up(&self, change: impl FnOnce(&mut Command)) -> NodeProcess {
+        let mut command = self.command();
+        change(&mut command);
+        command.args(["--output", "json", "up"]);
+        self.spawn("up", command)
     }
 
     fn spawn(&self, name: &str, mut command: Command) -> NodeProcess {

@@ -119,6 +119,7 @@ impl BusOptions {
             tls_cert: absolute(&self.tls_cert),
             tls_key: absolute(&self.tls_key),
             inbox_prefix: self.inbox_prefix.clone(),
+            store: None,
             pid: Some(std::process::id()),
         }
     }

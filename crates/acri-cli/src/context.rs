@@ -33,6 +33,9 @@ pub(crate) struct ContextFile {
     /// Where answers come.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) inbox_prefix: Option<String>,
+    /// Where the server of the `acri up` that wrote it stores, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) store: Option<PathBuf>,
     /// Process id of the `acri up` that wrote it, for a person's eyes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) pid: Option<u32>,
@@ -118,6 +121,7 @@ mod tests {
             tls_cert: None,
             tls_key: None,
             inbox_prefix: None,
+            store: Some("/var/lib/nats".into()),
             pid: Some(7),
         };
         write(&path, &context).unwrap();

@@ -14,6 +14,7 @@ mod context;
 mod demo;
 mod export;
 mod failure;
+mod keep;
 mod node;
 mod output;
 mod parse;

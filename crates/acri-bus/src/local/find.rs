@@ -198,11 +198,20 @@ async fn lock(path: &Path, progress: &(dyn Fn(Progress) + Sync)) -> Result<fs::F
 async fn fetch(root: &Path, home: &Path) -> Result<(), Error> {
     let work = root.join(format!("fetch-{}", uuid::Uuid::new_v4().simple()));
     fs::create_dir_all(&work).map_err(failed("create", &work))?;
-    let outcome = fetch_into(&work, home).await;
-    if let Err(error) = fs::remove_dir_all(&work) {
-        tracing::debug!(%error, path = %work.display(), "left behind");
+    let work = Work(work);
+    fetch_into(&work.0, home).await
+}
+
+/// Where a fetch works. It goes with the fetch, also with one that nobody waits
+/// for any more.
+struct Work(PathBuf);
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.0) {
+            tracing::debug!(%error, path = %self.0.display(), "left behind");
+        }
     }
-    outcome
 }
 
 async fn fetch_into(work: &Path, home: &Path) -> Result<(), Error> {

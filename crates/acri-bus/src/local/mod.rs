@@ -5,9 +5,11 @@
 //! is given.
 
 mod find;
+mod health;
 mod server;
 
 pub use find::{Binary, Find, Progress, find};
+pub use health::{Health, health_of};
 pub use server::{Server, ServerOptions, User};
 
 use crate::Version;

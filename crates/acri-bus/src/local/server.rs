@@ -11,7 +11,7 @@
 //! same store next takes that server over, if it is what he would have
 //! started, or ends it.
 
-use super::{Binary, Error, Find, find, io as failed};
+use super::{Binary, Error, Find, Health, find, health, io as failed};
 use crate::Version;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -50,6 +50,8 @@ const STORE_BYTES_MAX: u64 = 1 << 40;
 /// Bytes of its log, after which it begins another.
 const LOG_BYTES_MAX: usize = 8 * 1024 * 1024;
 const USER: &str = "acri";
+/// Who may ask the server about itself, and nothing else.
+pub(super) const SYSTEM_USER: &str = "acri_system";
 
 /// How to start a server.
 #[derive(Debug, Clone)]
@@ -81,7 +83,7 @@ pub struct User {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Note {
+pub(super) struct Note {
     pid: i32,
     start_time: u64,
     port: u16,
@@ -89,6 +91,21 @@ struct Note {
     password: String,
     version: String,
     sync_always: bool,
+}
+
+impl Note {
+    pub(super) fn read(store: &Path) -> Option<Self> {
+        serde_json::from_str(&fs::read_to_string(store.join("server.json")).ok()?).ok()
+    }
+
+    /// Whether the very process of this note lives.
+    pub(super) fn runs(&self) -> bool {
+        start_time(self.pid) == Some(self.start_time)
+    }
+
+    pub(super) fn url(&self, user: &str) -> String {
+        format!("nats://{user}:{}@127.0.0.1:{}", self.password, self.port)
+    }
 }
 
 #[derive(Debug)]
@@ -177,9 +194,7 @@ impl Server {
             }
             Err(error) => return Err(failed("lock", &lock_path)(error.into())),
         }
-        let before = fs::read_to_string(options.store.join("server.json"))
-            .ok()
-            .and_then(|text| serde_json::from_str::<Note>(&text).ok());
+        let before = Note::read(&options.store);
         let note = Note {
             pid: 0,
             start_time: 0,
@@ -246,7 +261,7 @@ impl Server {
     /// Where it answers, with the user and the password that it asks for.
     #[must_use]
     pub fn url(&self) -> String {
-        format!("nats://{USER}:{}@127.0.0.1:{}", self.note.password, self.note.port)
+        self.note.url(USER)
     }
 
     /// The same for another of its users.
@@ -259,10 +274,12 @@ impl Server {
     /// another process of the same user.
     #[must_use]
     pub fn running(store: &Path) -> Option<String> {
-        let text = fs::read_to_string(store.join("server.json")).ok()?;
-        let note: Note = serde_json::from_str(&text).ok()?;
-        (start_time(note.pid)? == note.start_time)
-            .then(|| format!("nats://{USER}:{}@127.0.0.1:{}", note.password, note.port))
+        Note::read(store).filter(Note::runs).map(|note| note.url(USER))
+    }
+
+    /// What it says of itself.
+    pub async fn health(&self) -> Health {
+        health::ask(&self.note).await
     }
 
     /// The name that was given to it.
@@ -368,8 +385,10 @@ impl Server {
             "server_name: {name}\nhost: 127.0.0.1\nport: {port}\nports_file_dir: {ports}\n\
              max_payload: {PAYLOAD_BYTES_MAX}\nlog_file: {log}\nlogfile_size_limit: {LOG_BYTES_MAX}\nlogfile_max_num: 2\n\
              authorization {{\n  users: [\n{users}  ]\n}}\n\
+             accounts {{\n  $SYS {{ users: [ {{ user: {SYSTEM_USER}, password: \"{password}\" }} ] }}\n}}\n\
              jetstream {{\n  store_dir: {jetstream}\n  max_file_store: {STORE_BYTES_MAX}\n{sync}}}\n",
             name = self.note.name,
+            password = self.note.password,
             ports = quoted(store)?,
             log = quoted(&store.join("nats.log"))?,
             jetstream = quoted(store)?,
@@ -476,7 +495,7 @@ impl Process {
     fn left(note: &Note) -> Option<Self> {
         let process = Self::of(note.pid, None)?;
         // Read after the pidfd was opened: from here on it is this process or none.
-        (start_time(note.pid)? == note.start_time).then_some(process)
+        note.runs().then_some(process)
     }
 
     fn of(pid: i32, child: Option<Child>) -> Option<Self> {

@@ -3,16 +3,19 @@
 use crate::{
     app::App,
     bus::{self, BusOptions},
-    context,
+    context::{self, ContextFile},
     failure::{NO, Silent},
     output::{Format, Out},
     verbs::show,
 };
 use acri::{
-    Incarnation, StreamSeq,
-    limits::{CLOCK_SKEW_MAX, EVENT_BODY_BYTES_MAX, LEASE_TTL},
+    Incarnation, StreamSeq, Timestamp,
+    limits::{CLOCK_SKEW_MAX, EVENT_BODY_BYTES_MAX, LEASE_STOP_AFTER},
 };
-use acri_bus::port::{Bus, LeaseEntry, Leased, Leases as _};
+use acri_bus::{
+    local::{self, Health},
+    port::{Bus, Fault, LeaseEntry, Leased, Leases as _},
+};
 use anyhow::Result;
 use serde_json::json;
 use std::{fs, path::Path, time::Duration};
@@ -68,6 +71,7 @@ pub(crate) async fn perform(app: &mut App, _args: Args) -> Result<()> {
             let place = app.global.nats.as_ref().map_or("the context file", |_| "--nats");
             findings.add("context", Verdict::Ok, format!("the bus is named by {place}"));
             examine_bus(&mut findings, &options).await;
+            examine_server(&mut findings, app, &options).await;
         }
         Err(error) => findings.add("context", Verdict::Fails, format!("{error:#}")),
     }
@@ -85,48 +89,79 @@ async fn examine_bus(findings: &mut Findings, options: &BusOptions) {
     };
     findings.add("bus", Verdict::Ok, format!("{} answers; streams and buckets are as needed", bus.server_name()));
     examine_streams(findings, &bus).await;
-    match bus.clock_offset_micros().await {
+    let now = match bus.clock_offset_micros().await {
         Ok(offset) => {
             let skew = Duration::from_micros(offset.unsigned_abs());
             let verdict = if skew > CLOCK_SKEW_MAX { Verdict::Fails } else { Verdict::Ok };
             findings.add("clock", verdict, format!("{} ms from the bus's", offset / 1000));
+            Timestamp::from_micros(show::now().as_micros().saturating_add(offset))
         }
-        Err(fault) => findings.add("clock", Verdict::Fails, fault.to_string()),
-    }
+        Err(fault) => {
+            findings.add("clock", Verdict::Fails, fault.to_string());
+            show::now()
+        }
+    };
     examine_store(findings, &bus).await;
     match bus.leases().await {
-        Ok(leases) => examine_leases(findings, &leases),
+        Ok(leases) => examine_leases(findings, &leases, now),
         Err(fault) => findings.add("nodes", Verdict::Fails, fault.to_string()),
     }
 }
 
-/// Writes something and takes it away again: a server may answer everything
-/// and store nothing, on a full disk for one.
+/// Writes a key of the leases' bucket and takes it away again: a server may
+/// answer everything and store nothing. What cannot be taken away again is
+/// not tried, so of the other streams only the server itself knows.
 async fn examine_store(findings: &mut Findings, bus: &impl Bus) {
     let nobody = Incarnation::from_uuid(uuid::Uuid::new_v4());
     let written = match bus.fence(nobody, StreamSeq(0)).await {
-        Leased::Written(revision) => bus.collect_tombstone(nobody, revision).await.map_err(|fault| fault.to_string()),
-        Leased::Unknown(fault) => Err(fault.to_string()),
-        Leased::Lost => Err("a key that nobody has is refused".to_owned()),
+        Leased::Written(revision) => bus.collect_tombstone(nobody, revision).await,
+        Leased::Unknown(fault) => Err(fault),
+        Leased::Lost => {
+            Err(Fault::Malformed { operation: "write", detail: "a key that nobody has is taken".to_owned() })
+        }
     };
     match written {
-        Ok(()) => findings.add("store", Verdict::Ok, "takes what is written"),
-        Err(detail) => findings.add("store", Verdict::Fails, format!("takes nothing that is written: {detail}")),
+        Ok(()) => findings.add("store", Verdict::Ok, "the bucket of leases takes what is written"),
+        // An orchestrator need not be allowed to.
+        Err(fault @ Fault::Refused { .. }) => findings.add("store", Verdict::Warning, fault.to_string()),
+        Err(fault) => findings.add("store", Verdict::Fails, format!("the bucket of leases takes nothing: {fault}")),
+    }
+}
+
+/// A server of `acri up` on this machine is asked how it is: it alone knows
+/// that one of its streams takes nothing more.
+async fn examine_server(findings: &mut Findings, app: &App, options: &BusOptions) {
+    let context = context::path(app.global.context.as_deref()).and_then(|path| context::read(&path));
+    let Ok(Some(ContextFile { store: Some(store), nats, .. })) = context else { return };
+    if nats != options.nats {
+        return;
+    }
+    match local::health_of(&store).await {
+        None => findings.add("server", Verdict::Fails, format!("none runs on {}", store.display())),
+        Some(Health::Well) => findings.add("server", Verdict::Ok, "all its streams take what is written"),
+        Some(Health::Fails(detail) | Health::Silent(detail)) => findings.add("server", Verdict::Fails, detail),
     }
 }
 
 /// An entry that nobody renews outlives its owner where the bus was away or
 /// put back: its age tells, not that it is there.
-fn examine_leases(findings: &mut Findings, leases: &[(Incarnation, LeaseEntry)]) {
-    let (mut live, mut stale) = (0_usize, 0_usize);
+fn examine_leases(findings: &mut Findings, leases: &[(Incarnation, LeaseEntry)], now: Timestamp) {
+    let (mut live, mut silent) = (0_usize, Vec::new());
     for (_, entry) in leases {
-        if let LeaseEntry::Live { renewed, .. } = entry {
-            if show::now().since(*renewed) <= LEASE_TTL + CLOCK_SKEW_MAX { live += 1 } else { stale += 1 }
+        if let LeaseEntry::Live { node, renewed, .. } = entry {
+            let age = now.since(*renewed);
+            if age <= LEASE_STOP_AFTER {
+                live += 1;
+            } else {
+                silent.push(format!("{node} renewed its lease {} ago", show::duration(age)));
+            }
         }
     }
-    let verdict = if live == 0 { Verdict::Warning } else { Verdict::Ok };
-    let rest = leases.len() - live - stale;
-    findings.add("nodes", verdict, format!("{live} live, {stale} not renewed in time, {rest} expired or fenced"));
+    let rest = leases.len() - live - silent.len();
+    let verdict = if live == 0 || !silent.is_empty() { Verdict::Warning } else { Verdict::Ok };
+    let mut detail = vec![format!("{live} live, {rest} expired or fenced")];
+    detail.append(&mut silent);
+    findings.add("nodes", verdict, detail.join("; "));
 }
 
 async fn examine_streams(findings: &mut Findings, bus: &impl Bus) {

@@ -3,8 +3,9 @@
 use crate::{
     app::App,
     bus::BusOptions,
-    context,
-    failure::{Failure, PRECONDITION, Silent, UNAVAILABLE},
+    context::{self, ContextFile},
+    failure::{Failure, PRECONDITION, Silent},
+    keep::{self, chain},
     node::{self, NodeOptions, RunningNode},
     output::Format,
     parse,
@@ -17,20 +18,9 @@ use std::{
     path::{Path, PathBuf},
     time::Duration,
 };
-use tokio::time::Instant;
 
 /// How long runs have to stop at Ctrl-C.
 const DRAIN_GRACE: Duration = Duration::from_secs(10);
-/// How often it is looked whether the node holds its lease.
-const LEASE_LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How long a node may be without its lease before its bus is suspected: its
-/// lifetime, a reconnection, and as much again.
-const LEASE_MISSED_AFTER: Duration = Duration::from_secs(45);
-/// How often our own server is started again within [`RESTARTS_WITHIN`].
-const RESTARTS_MAX: usize = 5;
-const RESTARTS_WITHIN: Duration = Duration::from_secs(300);
-/// Pause after a restart before the next look.
-const RESTART_PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -129,14 +119,15 @@ pub(crate) async fn perform(app: &mut App, args: Args) -> Result<()> {
             }
         }
     };
-    let written = bus_options.context();
+    let store = server.as_ref().map(|server| server.store().to_owned());
+    let written = ContextFile { store, ..bus_options.context() };
     let node = tokio::select! {
         node = node::start(args.node.options(bus_options, &state_dir)) => node?,
         signal = signals.next() => return Err(Silent(128 + signal.number()).into()),
     };
     context::write(&context_path, &written)?;
     say_ready(app, server.as_ref(), &context_path)?;
-    let kept = keep(app, &mut signals, &node, server.as_mut()).await;
+    let kept = keep::until_signal(app, &mut signals, &node, server.as_mut()).await;
     context::remove(&context_path, &written);
     if let Err(error) = kept {
         // What runs goes on; the next start takes it on.
@@ -145,69 +136,6 @@ pub(crate) async fn perform(app: &mut App, args: Args) -> Result<()> {
     }
     app.out.note("acri: stopping what runs; Ctrl-C again kills it")?;
     drain(app, &mut signals, node, server).await
-}
-
-/// Waits for a signal, and meanwhile keeps the node's bus going: a server of
-/// our own that dies, or lives and takes nothing, is started again.
-async fn keep(app: &mut App, signals: &mut Signals, node: &RunningNode, mut server: Option<&mut Server>) -> Result<()> {
-    let mut restarts: Vec<Instant> = Vec::new();
-    let mut without_lease: Option<Instant> = None;
-    let mut looks = tokio::time::interval(LEASE_LOOK_EVERY);
-    loop {
-        let ended = async {
-            match &mut server {
-                Some(server) => server.ended().await,
-                None => std::future::pending().await,
-            }
-        };
-        let why = tokio::select! {
-            _ = signals.next() => return Ok(()),
-            () = ended => "has ended",
-            _ = looks.tick() => {
-                if node.may_act().await {
-                    if without_lease.take().is_some_and(|since| since.elapsed() >= LEASE_MISSED_AFTER) {
-                        app.out.note("acri: the bus takes what is written again")?;
-                    }
-                    continue;
-                }
-                let since = *without_lease.get_or_insert_with(Instant::now);
-                if since.elapsed() < LEASE_MISSED_AFTER {
-                    continue;
-                }
-                "takes nothing that is written"
-            }
-        };
-        let Some(server) = server.as_deref_mut() else {
-            // Said once for each time that it is so.
-            if without_lease.is_some_and(|since| since.elapsed() < LEASE_MISSED_AFTER + LEASE_LOOK_EVERY) {
-                app.out.warn("acri: the bus takes nothing that is written, so no command is answered")?;
-            }
-            continue;
-        };
-        restarts.retain(|at| at.elapsed() < RESTARTS_WITHIN);
-        if restarts.len() >= RESTARTS_MAX {
-            let text = format!("failed to keep nats-server running: it {why}, {RESTARTS_MAX} times in a row");
-            let log = server.store().join("nats.log");
-            return Err(Failure::new(UNAVAILABLE, text)
-                .hint(format!("see {}, and whether its disk is full", log.display()))
-                .into());
-        }
-        restarts.push(Instant::now());
-        app.out.warn(format_args!("acri: nats-server {why}; it is started again"))?;
-        let began = tokio::select! {
-            began = server.restart() => began,
-            _ = signals.next() => return Ok(()),
-        };
-        match began {
-            Ok(()) => app.out.warn("acri: nats-server runs again")?,
-            Err(error) => app.out.warn(format_args!("acri: it does not start: {}", chain(error)))?,
-        }
-        without_lease = None;
-        tokio::select! {
-            () = tokio::time::sleep(RESTART_PAUSE) => {}
-            _ = signals.next() => return Ok(()),
-        }
-    }
 }
 
 async fn start_server(app: &mut App, store: PathBuf, port: Option<u16>, sync_always: bool) -> Result<Server> {
@@ -229,10 +157,6 @@ async fn start_server(app: &mut App, store: PathBuf, port: Option<u16>, sync_alw
             .hint("is another `acri up` running? use it, or give this one another --state-dir and --context"),
         error => Failure::new(PRECONDITION, format!("failed to {}", chain(error))),
     })?)
-}
-
-fn chain(error: local::Error) -> String {
-    anyhow::Error::from(error).chain().map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 fn say_ready(app: &mut App, server: Option<&Server>, context_path: &Path) -> Result<()> {
