@@ -1,6 +1,5 @@
 //! How long the client waits, and how often it asks again.
 
-use acri::limits::LEASE_TTL;
 use std::time::Duration;
 
 /// Every wait of a [`Client`](crate::Client). The defaults fit a person at a
@@ -15,8 +14,6 @@ pub struct Limits {
     pub attempt_timeout: Duration,
     /// One attempt of Create.
     pub create_attempt_timeout: Duration,
-    /// From the first attempt of a Status to an answer from the events alone.
-    pub status_deadline: Duration,
     /// One attempt of Status, Capabilities.
     pub query_attempt_timeout: Duration,
     /// Pause before the second attempt; it doubles from there.
@@ -37,10 +34,7 @@ impl Default for Limits {
             command_deadline: Duration::from_secs(30),
             create_deadline: Duration::from_secs(120),
             attempt_timeout: Duration::from_secs(10),
-            // A node that says nothing for as long as its lease lives may be dead,
-            // and the same id asked of another does no harm.
-            create_attempt_timeout: LEASE_TTL,
-            status_deadline: Duration::from_secs(5),
+            create_attempt_timeout: Duration::from_secs(60),
             query_attempt_timeout: Duration::from_secs(3),
             retry_pause_first: Duration::from_millis(50),
             retry_pause_max: Duration::from_secs(2),

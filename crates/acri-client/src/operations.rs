@@ -269,12 +269,7 @@ impl Client {
             Some(run) => Subject::Run(agent, run, RunVerb::Status),
             None => Subject::Agent(agent, AgentVerb::Status),
         };
-        let limits = &self.inner.limits;
-        let call = Call {
-            attempt: limits.query_attempt_timeout,
-            deadline: limits.status_deadline,
-            ..self.call("status", subject)
-        };
+        let call = Call { attempt: self.inner.limits.query_attempt_timeout, ..self.call("status", subject) };
         let id = self.mint_id().await;
         let fold = || async { self.folded_status(agent, run).await.map(Ownerless::Answer) }.boxed();
         match self.command(&call, id, GetStatus {}, fold).await {
