@@ -19,6 +19,8 @@ mod owners;
 #[cfg(test)]
 mod readers;
 #[cfg(test)]
+mod silence;
+#[cfg(test)]
 mod trees;
 #[cfg(test)]
 mod up;

@@ -38,7 +38,12 @@ impl App {
     fn limits(&self) -> Limits {
         let limits = Limits::default();
         match self.global.timeout {
-            Some(timeout) => Limits { command_deadline: timeout, create_deadline: timeout, ..limits },
+            Some(timeout) => Limits {
+                command_deadline: timeout,
+                create_deadline: timeout,
+                query_attempt_timeout: timeout.min(limits.query_attempt_timeout),
+                ..limits
+            },
             None => limits,
         }
     }

@@ -52,4 +52,4 @@ pub use events::{EventItem, EventTypes, EventsSince, StoredEvent};
 pub use history::Overview;
 pub use limits::Limits;
 pub use logs::{LogItem, Since};
-pub use operations::{Client, NodeView};
+pub use operations::{Client, NodeView, StatusTold};

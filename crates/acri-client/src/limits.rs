@@ -10,11 +10,16 @@ pub struct Limits {
     pub command_deadline: Duration,
     /// The same for Create, which may build, pull or install.
     pub create_deadline: Duration,
-    /// One attempt of a command; then the same id is sent again.
+    /// The first attempt of a command; then the same id is sent again. Each
+    /// attempt may take twice as long as the one before: a node that died with
+    /// the command is passed over soon, and a slow one is not pressed.
+    pub attempt_timeout_first: Duration,
+    /// The longest attempt of a command.
     pub attempt_timeout: Duration,
-    /// One attempt of Create.
+    /// The longest attempt of Create.
     pub create_attempt_timeout: Duration,
-    /// One attempt of Status, Capabilities.
+    /// One attempt of Capabilities; and all of Status, after which the history
+    /// answers.
     pub query_attempt_timeout: Duration,
     /// Pause before the second attempt; it doubles from there.
     pub retry_pause_first: Duration,
@@ -33,6 +38,7 @@ impl Default for Limits {
         Self {
             command_deadline: Duration::from_secs(30),
             create_deadline: Duration::from_secs(120),
+            attempt_timeout_first: Duration::from_secs(5),
             attempt_timeout: Duration::from_secs(10),
             create_attempt_timeout: Duration::from_secs(60),
             query_attempt_timeout: Duration::from_secs(3),

@@ -58,6 +58,16 @@ pub struct NodeView {
     pub heartbeat: Option<Heartbeat>,
 }
 
+/// A status, and who told it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StatusTold {
+    /// What is known.
+    pub status: AgentStatus,
+    /// Why the owner did not say so itself and the events were folded; `None`:
+    /// the owner answered.
+    pub owner_silent: Option<ErrorBody>,
+}
+
 /// How one command is sent.
 struct Call {
     operation: &'static str,
@@ -259,26 +269,46 @@ impl Client {
     }
 
     /// Status of a run, or of an agent with the last of its runs. The owner
-    /// answers; where none lives, the events are folded here, and the phase
-    /// of an open run is `unreachable`.
+    /// answers; where none lives, or it says nothing within
+    /// [`Limits::query_attempt_timeout`], the events are folded here. The phase
+    /// of an open run is `unreachable` where its owner's lease is not live.
     ///
     /// # Errors
     /// [`Error`]; `not_found` if the events know of no such agent or run.
     pub async fn status(&self, agent: AgentId, run: Option<RunId>) -> Result<AgentStatus, Error> {
+        Ok(self.status_told(agent, run).await?.status)
+    }
+
+    /// The same, with who told it.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub async fn status_told(&self, agent: AgentId, run: Option<RunId>) -> Result<StatusTold, Error> {
         let subject = match run {
             Some(run) => Subject::Run(agent, run, RunVerb::Status),
             None => Subject::Agent(agent, AgentVerb::Status),
         };
-        let call = Call { attempt: self.inner.limits.query_attempt_timeout, ..self.call("status", subject) };
+        let limit = self.inner.limits.query_attempt_timeout;
+        let deadline = limit.min(self.inner.limits.command_deadline);
+        let call = Call { attempt: limit, deadline, ..self.call("status", subject) };
         let id = self.mint_id().await;
-        let fold = || async { self.folded_status(agent, run).await.map(Ownerless::Answer) }.boxed();
-        match self.command(&call, id, GetStatus {}, fold).await {
-            // The owner is there and silent, or fenced: the history still knows.
-            Err(Error::Unanswered { .. }) => self.folded_status(agent, run).await,
+        let nobody = || {
+            let body = unavailable("no owner lives".to_owned());
+            async { Err(Error::Unanswered { operation: "status", body }) }.boxed()
+        };
+        let silence = match self.command(&call, id, GetStatus {}, nobody).await {
+            Ok(status) => return Ok(StatusTold { status, owner_silent: None }),
+            // The owner is there and silent, or fenced, or says "not now": the history still knows.
+            Err(Error::Unanswered { body, .. }) => body,
+            Err(Error::Refused { body, .. }) if body.retryable => body,
             // Who may only read still gets the status.
-            Err(Error::Bus { source: Fault::Refused { .. }, .. }) => self.folded_status(agent, run).await,
-            answer => answer,
-        }
+            Err(Error::Bus { source: source @ Fault::Refused { .. }, .. }) => {
+                ErrorBody::new(ErrorCode::FailedPrecondition, source.to_string())
+            }
+            Err(error) => return Err(error),
+        };
+        let status = self.folded_status(agent, run).await?;
+        Ok(StatusTold { status, owner_silent: Some(silence) })
     }
 
     /// The same from the events alone, no owner asked.
@@ -364,10 +394,12 @@ impl Client {
         let until = Instant::now() + call.deadline;
         let mut backoff = Backoff::new(&self.inner.limits);
         let mut attempts = 0_u32;
+        let mut attempt = call.attempt.min(self.inner.limits.attempt_timeout_first);
         loop {
             attempts += 1;
             let left = until.saturating_duration_since(Instant::now());
-            let wait = call.attempt.min(left).max(self.inner.limits.retry_pause_first);
+            let wait = attempt.min(left).max(self.inner.limits.retry_pause_first);
+            attempt = attempt.saturating_mul(2).min(call.attempt);
             let obstacle = match self.inner.bus.request(&call.subject, Format::MessagePack, body.clone(), wait).await {
                 Ok(answer) => match read_answer(call, &answer)? {
                     Ok(answer) => return Ok(answer),

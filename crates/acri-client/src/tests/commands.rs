@@ -11,6 +11,7 @@ use acri_bus::{
 };
 use bytes::Bytes;
 use futures_util::StreamExt as _;
+use std::{sync::Arc, time::Duration};
 
 fn answer<T: serde::Serialize>(value: &T, error: Option<(u16, String)>) -> Answer {
     Answer { format: Format::MessagePack, body: codec::to_msgpack(value).unwrap().into(), error }
@@ -89,7 +90,7 @@ async fn an_owner_that_comes_meanwhile_gets_the_command() {
     let handle = RunHandle { agent: author.agent, run: author.run };
     let (bus, agent) = (author.bus.another(), author.agent);
     let late = tokio::spawn(async move {
-        tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+        tokio::time::sleep(Duration::from_secs(2)).await;
         serve(bus, agent, vec![Some(answer(&handle, None))]).await
     });
     assert_eq!(client.start(author.agent, Payload::text("")).await.unwrap(), handle);
@@ -159,13 +160,60 @@ async fn a_body_that_breaks_a_limit_is_refused_here() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_owner_does_not_hide_the_status() {
+async fn an_owner_that_is_silent_or_says_not_now_does_not_hide_the_status_for_long() {
+    let busy = ErrorBody::new(ErrorCode::Unavailable, "the actor is being replaced");
+    for answers in [vec![None; 64], vec![Some(refusal(&busy)); 64]] {
+        let author = Author::begin().await;
+        let (client, asked) = served(&author, answers).await;
+        let begun = tokio::time::Instant::now();
+        let told = client.status_told(author.agent, None).await.unwrap();
+        assert_eq!(told.status.run.unwrap().run, author.run);
+        assert_eq!(told.owner_silent.unwrap().code, ErrorCode::Unavailable);
+        let waited = begun.elapsed();
+        assert!(waited <= client.limits().query_attempt_timeout, "{waited:?}");
+        asked.abort();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_owner_that_answers_tells_the_status_itself() {
     let author = Author::begin().await;
-    let (client, asked) = served(&author, vec![None; 64]).await;
-    let status = client.status(author.agent, None).await.unwrap();
-    assert_eq!(status.run.unwrap().run, author.run);
-    drop(client);
-    asked.abort();
+    let (reader, _) = author.client();
+    let status = reader.folded_status(author.agent, None).await.unwrap();
+    let (client, _) = served(&author, vec![Some(answer(&status, None))]).await;
+    let told = client.status_told(author.agent, None).await.unwrap();
+    assert_eq!(told, crate::StatusTold { status, owner_silent: None });
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_attempt_may_take_twice_as_long_as_the_one_before_up_to_its_limit() {
+    let author = Author::begin().await;
+    let limits = crate::Limits {
+        attempt_timeout_first: Duration::from_secs(5),
+        create_attempt_timeout: Duration::from_secs(15),
+        create_deadline: Duration::from_secs(60),
+        ..crate::Limits::default()
+    };
+    let client = Client::with_limits(Arc::new(author.bus.another()), "tester".into(), limits);
+    let harness = "scripted".parse().unwrap();
+    let mut requests = author.bus.another().serve_harness(&harness).await.unwrap();
+    let begun = tokio::time::Instant::now();
+    let asked = tokio::spawn(async move {
+        let mut times = Vec::new();
+        let mut kept = Vec::new();
+        while let Some(request) = requests.next().await {
+            times.push(begun.elapsed().as_secs());
+            // A node that died with the command: nothing says so.
+            kept.push(request);
+            if times.len() == 5 {
+                break;
+            }
+        }
+        times
+    });
+    let error = client.create(acri::AgentSpec::new(harness, vec![])).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Unavailable);
+    assert_eq!(asked.await.unwrap(), [0, 5, 15, 30, 45]);
 }
 
 #[test]
