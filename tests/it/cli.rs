@@ -80,6 +80,22 @@ async fn run_ends_with_the_programs_own_status() {
 }
 
 #[tokio::test]
+async fn a_program_may_open_as_many_files_as_its_node_was_started_with() {
+    let site = site().await;
+    let node = site.node("n1").await;
+    let limits = |pid: &str| std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+    let soft = |limits: &str| {
+        let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap().to_owned();
+        line.split_whitespace().nth(3).unwrap().parse::<u64>().unwrap()
+    };
+    // The tests' own limit is what the node inherited.
+    let before = soft(&limits("self"));
+    let output = site.acri(&["run", "--", "sh", "-c", "ulimit -Sn"]).await;
+    assert_eq!(text(&output.stdout).trim(), before.to_string(), "{}", text(&output.stderr));
+    assert!(soft(&limits(&node.pid().to_string())) >= before, "the node may have raised its own");
+}
+
+#[tokio::test]
 async fn an_interrupt_stops_the_run_and_a_second_one_kills_it() {
     let site = site().await;
     let _node = site.node("n1").await;

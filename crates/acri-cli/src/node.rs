@@ -18,7 +18,7 @@ use anyhow::{Context as _, Result, bail};
 use std::{
     fs,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 use tokio::sync::{mpsc, oneshot};
@@ -109,11 +109,16 @@ pub(crate) async fn start(options: NodeOptions) -> Result<RunningNode> {
     Ok(RunningNode { orders })
 }
 
+/// Open files that this program was started with, which is what its harnesses
+/// get: some programs cannot use more.
+static OPEN_FILES_BEFORE: OnceLock<Option<u64>> = OnceLock::new();
+
 /// Each local process costs the node three descriptors, and many systems begin
 /// with room for a thousand.
 fn raise_open_files() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
+    OPEN_FILES_BEFORE.get_or_init(|| limit.current);
     let wanted = limit.maximum.map_or(OPEN_FILES, |maximum| maximum.min(OPEN_FILES));
     if limit.current.is_some_and(|current| current < wanted)
         && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: limit.maximum })
@@ -160,6 +165,7 @@ fn drivers(options: &NodeOptions) -> Result<Vec<Arc<dyn Driver>>> {
     }
     let exe = std::env::current_exe().context("failed to find this program's file")?;
     let mut config = process::Config::new(options.state_dir.join("processes"), exe);
+    config.limits.open_files = OPEN_FILES_BEFORE.get().copied().flatten();
     if !options.tree_control.is_empty() {
         config.tiers = options.tree_control.iter().map(|tier| self::tier(tier)).collect::<Result<_>>()?;
     }

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use rustix::fs::{Access, Mode, OFlags, access, open};
-use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal, setsid};
+use rustix::process::{
+    Resource, Rlimit, Signal, getpid, getppid, getrlimit, set_parent_process_death_signal, setrlimit, setsid,
+};
 
 use crate::launch::{FailureKind, Launch};
 use crate::sys;
@@ -76,6 +78,7 @@ impl<'a> Plan<'a> {
         command.stdout(Stdio::from(self.stdout.try_clone()?)).stderr(Stdio::from(self.stderr.try_clone()?));
         let (cwd, parent, cgroup) = (self.cwd.as_raw_fd(), getpid(), cgroup_procs.map(|fd| fd.as_raw_fd()));
         let oom_score = self.oom_score.clone();
+        let open_files = self.launch.limits.open_files;
         let prepare = move || {
             setsid()?;
             set_parent_process_death_signal(Some(Signal::KILL))?;
@@ -89,6 +92,11 @@ impl<'a> Plan<'a> {
             }
             if let Some(score) = &oom_score {
                 restore_oom_score(score);
+            }
+            if let Some(wanted) = open_files {
+                let maximum = getrlimit(Resource::Nofile).maximum;
+                let current = maximum.map_or(wanted, |maximum| maximum.min(wanted));
+                setrlimit(Resource::Nofile, Rlimit { current: Some(current), maximum })?;
             }
             rustix::process::fchdir(cwd)?;
             sys::default_signals();

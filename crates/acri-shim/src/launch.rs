@@ -65,6 +65,8 @@ pub struct Limits {
     pub orphan_after: Duration,
     /// How long the pipes are still read after the main process ended before what it left is killed.
     pub stop_drain: Duration,
+    /// Open files that the harness may have at first (the soft limit; it may raise it). Missing: as many as the shim.
+    pub open_files: Option<u64>,
 }
 
 impl Default for Limits {
@@ -74,6 +76,7 @@ impl Default for Limits {
             segment_bytes: SEGMENT_BYTES,
             orphan_after: ORPHAN_AFTER,
             stop_drain: STOP_DRAIN,
+            open_files: None,
         }
     }
 }
