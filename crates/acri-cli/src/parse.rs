@@ -2,14 +2,51 @@
 
 use acri::{Timestamp, cursor::Cursor, id::StreamSeq};
 use acri_client::{EventsSince, Since};
-use std::time::{Duration, SystemTime};
+use std::{
+    ops::RangeInclusive,
+    time::{Duration, SystemTime},
+};
+
+/// The longest time that any option takes; many have a smaller limit of their
+/// own.
+const DURATION_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
+/// Lifetimes of a lease that a node can keep, and others can wait for.
+const LEASE_TTL: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(600);
+/// Between two heartbeats.
+const HEARTBEAT_EVERY: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(600);
 
 /// `10s`, `5m`, `1h 30m`, or plain seconds.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    if let Ok(seconds) = text.parse::<u64>() {
-        return Ok(Duration::from_secs(seconds));
+    let duration = match text.parse::<u64>() {
+        Ok(seconds) => Duration::from_secs(seconds),
+        Err(_) => humantime::parse_duration(text).map_err(|error| format!("{error}; write 10s, 5m or 1h"))?,
+    };
+    within(duration, Duration::ZERO..=DURATION_MAX)
+}
+
+/// A lease's lifetime.
+pub(crate) fn lease_ttl(text: &str) -> Result<Duration, String> {
+    within(duration(text)?, LEASE_TTL)
+}
+
+/// The time between two heartbeats.
+pub(crate) fn heartbeat_every(text: &str) -> Result<Duration, String> {
+    within(duration(text)?, HEARTBEAT_EVERY)
+}
+
+fn within(duration: Duration, limits: RangeInclusive<Duration>) -> Result<Duration, String> {
+    if limits.contains(&duration) {
+        return Ok(duration);
     }
-    humantime::parse_duration(text).map_err(|error| format!("{error}; write 10s, 5m or 1h"))
+    let shown = |limit: &Duration| match limit.as_secs() / (24 * 3600) {
+        0 => humantime::format_duration(*limit).to_string(),
+        days => format!("{days} days"),
+    };
+    if duration < *limits.start() {
+        Err(format!("is below {}", shown(limits.start())))
+    } else {
+        Err(format!("is above {}", shown(limits.end())))
+    }
 }
 
 /// A moment: RFC 3339, or a time ago such as `10m`.
@@ -100,6 +137,11 @@ mod tests {
         assert_eq!(duration("90"), Ok(Duration::from_secs(90)));
         assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
         assert!(duration("soon").is_err());
+        // Added to a moment, it must be one.
+        assert_eq!(duration("18446744073709551615"), Err("is above 366 days".to_owned()));
+        assert!(duration("500000 years").is_err() && duration("1000d").is_err());
+        assert!(lease_ttl("0s").is_err() && lease_ttl("1h").is_err() && lease_ttl("2s").is_ok());
+        assert!(heartbeat_every("0s").is_err() && heartbeat_every("250ms").is_ok());
     }
 
     #[test]

@@ -182,3 +182,39 @@ impl AgentSpec {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(orphan: Option<u64>, lost: Option<u64>) -> Option<&'static str> {
+        let harness = "process".parse().unwrap();
+        let spec = AgentSpec {
+            orphan_after_ms: orphan,
+            node_lost_after_ms: lost,
+            ..AgentSpec::new(harness, vec!["true".to_owned()])
+        };
+        spec.check().err().map(|invalid| invalid.field)
+    }
+
+    #[test]
+    fn what_is_absurdly_long_or_short_is_refused_by_its_field() {
+        let (orphan, lost) = (Some("orphan_after_ms"), Some("node_lost_after_ms"));
+        let millis = |limit: Duration| u64::try_from(limit.as_millis()).unwrap();
+        let (orphan_max, lost_max) = (millis(ORPHAN_AFTER_MAX), millis(NODE_LOST_AFTER_MAX));
+        let cases = [
+            (None, None, None),
+            (Some(1_000), Some(31_000), None),
+            (Some(999), None, orphan),
+            (Some(1_000), Some(30_999), lost),
+            (Some(orphan_max), Some(lost_max), None),
+            (Some(orphan_max + 1), Some(lost_max), orphan),
+            (Some(1_000), Some(lost_max + 1), lost),
+            (Some(u64::MAX), Some(u64::MAX), orphan),
+            (None, Some(u64::MAX), lost),
+        ];
+        for (orphan_after, lost_after, expected) in cases {
+            assert_eq!(refused(orphan_after, lost_after), expected, "{orphan_after:?}, {lost_after:?}");
+        }
+    }
+}

@@ -27,10 +27,12 @@ pub(crate) struct SpecArgs {
     /// Its working directory, on the node
     #[arg(long, short = 'C', value_name = "DIR")]
     pub(crate) cwd: Option<PathBuf>,
-    /// Kill the program when no owner spoke to it for this long [default: 15m]
+    /// Kill the program when no owner spoke to it for this long [default:
+    /// 15m; at most 30 days]
     #[arg(long, value_name = "DURATION", value_parser = parse::duration)]
     pub(crate) orphan_after: Option<Duration>,
-    /// Give a run up when its node is silent for this long [default: 20m]
+    /// Give a run up when its node is silent for this long [default: 20m; at
+    /// most 60 days]
     #[arg(long, value_name = "DURATION", value_parser = parse::duration)]
     pub(crate) node_lost_after: Option<Duration>,
 }

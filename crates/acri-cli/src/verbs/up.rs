@@ -58,10 +58,10 @@ pub(crate) struct NodeArgs {
     #[arg(long = "harness", value_name = "TYPE,TYPE", value_delimiter = ',')]
     pub(crate) harnesses: Vec<String>,
     /// Lifetime of its lease; everything that follows from it is scaled
-    #[arg(long, hide = true, value_name = "DURATION", value_parser = parse::duration)]
+    #[arg(long, hide = true, value_name = "DURATION", value_parser = parse::lease_ttl)]
     pub(crate) lease_ttl: Option<Duration>,
     /// How often it says that it lives
-    #[arg(long, hide = true, value_name = "DURATION", value_parser = parse::duration)]
+    #[arg(long, hide = true, value_name = "DURATION", value_parser = parse::heartbeat_every)]
     pub(crate) heartbeat_every: Option<Duration>,
     /// How process trees may be held, the preferred way first
     #[arg(long, hide = true, value_name = "TIER,TIER", value_delimiter = ',', value_parser = ["cgroup", "pidns", "subreaper"])]
