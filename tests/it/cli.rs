@@ -185,6 +185,41 @@ async fn logs_go_on_after_a_cursor_and_events_are_filtered() {
 }
 
 #[tokio::test]
+async fn wait_tells_what_is_final_and_what_follows_it_may_begin_at_once() {
+    let site = site().await;
+    let _node = site.node("n1").await;
+    for round in 0..5 {
+        let run = detached(&site, "echo one; exit 0").await;
+        let waited = site.acri(&["wait", &run, "-o", "json"]).await;
+        let told = json(&waited);
+        assert_eq!((&told["state"], &told["sealed"]), (&"completed".into(), &true.into()), "round {round}");
+        let removed = site.acri(&["rm", &run]).await;
+        assert_eq!(status(&removed), 0, "round {round}: {}", text(&removed.stderr));
+    }
+}
+
+#[tokio::test]
+async fn inspect_has_a_table_for_people_that_shows_no_secret() {
+    let site = site().await;
+    let _node = site.node("n1").await;
+    let made = site.acri(&["create", "--name", "fixer", "-e", "API_KEY=hush", "--", "sh", "-c", "exit 3"]).await;
+    let agent = text(&made.stdout).trim().to_owned();
+    assert_eq!(status(&site.acri(&["start", &agent]).await), 0);
+    site.acri(&["wait", &agent]).await;
+    let shown = text(&site.acri(&["inspect", &agent]).await.stdout);
+    let line = |name: &str| shown.lines().find(|line| line.starts_with(name)).unwrap_or_default();
+    assert_eq!(line("agent").split_whitespace().nth(1), Some(agent.as_str()));
+    assert!(line("command").ends_with("sh -c exit 3") && line("labels").ends_with("name=fixer"), "{shown}");
+    assert!(line("environment").contains("API_KEY") && !shown.contains("hush"), "{shown}");
+    assert!(line("owner").contains("n1 (epoch 1, lease live)"), "{shown}");
+    assert!(line("RUN").contains("STATE"), "{shown}");
+    let last = shown.lines().last().unwrap();
+    assert!(last.contains("failed") && last.contains("complete") && last.contains("status 3"), "{shown}");
+    let whole = json(&site.acri(&["inspect", &agent, "-o", "json"]).await);
+    assert_eq!(whole["spec"]["environment"]["API_KEY"], "hush");
+}
+
+#[tokio::test]
 async fn stop_kill_and_rm_end_what_they_are_told_to() {
     let site = site().await;
     let _node = site.node("n1").await;

@@ -7,7 +7,7 @@ use crate::{
     verbs::show,
 };
 use acri_bus::port::LeaseEntry;
-use acri_client::Agent;
+use acri_client::{Agent, Run};
 use anyhow::Result;
 use serde_json::json;
 
@@ -15,7 +15,7 @@ use serde_json::json;
 #[command(after_help = "\
 Examples:
   acri inspect fixer
-  acri inspect -L -o yaml
+  acri inspect -L -o yaml      everything, with the values of its environment
 ")]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -28,40 +28,62 @@ pub(crate) async fn perform(app: &mut App, args: Args) -> Result<()> {
     let folded = client.agent(agent).await?;
     let lease = client.bus().lease(folded.owner().incarnation).await?;
     match app.out.format {
-        Format::Table => tell(&mut app.out, &folded, &lease),
+        Format::Table => table(&mut app.out, &folded, &lease),
         Format::Json | Format::Yaml => app.out.document(&object(&folded, &lease)?),
     }
 }
 
-/// For people: what matters, one line each, then its runs.
-fn tell(out: &mut Out, agent: &Agent, held: &LeaseEntry) -> Result<()> {
-    let owner = agent.owner();
-    let mut facts = vec![
-        ("agent", agent.id().to_string()),
-        ("harness", agent.spec().harness.to_string()),
-        ("command", agent.spec().command.join(" ")),
-        ("directory", agent.working_directory().unwrap_or_default().to_owned()),
-        ("created", format!("{} ({})", agent.created(), show::ago(agent.created()))),
-        ("owner", format!("{}, epoch {}, lease {}", owner.node, owner.epoch, lease(held))),
-        ("events", format!("{}, the last one {}", agent.last().sequence, agent.last().time)),
-    ];
-    if agent.removed() {
-        facts.push(("removed", "yes".to_owned()));
+fn table(out: &mut Out, agent: &Agent, held: &LeaseEntry) -> Result<()> {
+    for (name, value) in lines(agent, held) {
+        out.line(format_args!("{name:<12} {}", output::plain(&value)))?;
     }
-    for (name, value) in facts {
-        out.line(format_args!("{name:<10} {}", output::plain(&value)))?;
+    if agent.runs().is_empty() {
+        return Ok(());
     }
-    let mut runs: Vec<_> = agent.runs().values().collect();
-    runs.sort_by_key(|run| run.accepted_at);
-    let rows: Vec<_> = runs
+    out.line("")?;
+    let rows: Vec<_> = runs(agent)
         .into_iter()
         .map(|run| {
             let status = run.status();
-            let detail = output::plain(&show::detail(&status));
-            vec![run.id.to_string(), show::state(&status), show::ago(run.accepted_at), detail]
+            let log = if status.sealed { "complete" } else { "open" };
+            let took = status.since.since(run.accepted_at);
+            let took = if status.state.is_terminal() { show::duration(took) } else { "-".to_owned() };
+            let accepted = run.accepted_at.to_string();
+            let detail = show::detail(&status);
+            vec![run.id.to_string(), show::state(&status), accepted, took, log.to_owned(), detail]
         })
         .collect();
-    if rows.is_empty() { Ok(()) } else { out.table(&["RUN", "STATE", "ACCEPTED", "DETAIL"], &rows) }
+    out.table(&["RUN", "STATE", "ACCEPTED", "TOOK", "LOG", "REASON"], &rows)
+}
+
+fn lines(agent: &Agent, held: &LeaseEntry) -> Vec<(&'static str, String)> {
+    let (spec, owner) = (agent.spec(), agent.owner());
+    let pairs = |(name, value): (&String, &String)| format!("{name}={value}");
+    let mut lines = vec![
+        ("agent", agent.id().to_string()),
+        ("harness", spec.harness.to_string()),
+        ("command", spec.command.join(" ")),
+        ("directory", agent.working_directory().unwrap_or("-").to_owned()),
+        // Their values may be secrets, and a terminal has onlookers.
+        ("environment", spec.environment.keys().cloned().collect::<Vec<_>>().join(" ")),
+        ("labels", spec.labels.iter().map(pairs).collect::<Vec<_>>().join(" ")),
+        ("created", format!("{} ({})", agent.created(), show::ago(agent.created()))),
+        ("owner", format!("{} (epoch {}, lease {})", owner.node, owner.epoch, lease(held))),
+        ("orphan after", show::duration(spec.orphan_after())),
+        ("lost after", show::duration(spec.node_lost_after())),
+        ("events", format!("{}, the last {}", agent.last().sequence, show::ago(agent.last().time))),
+    ];
+    if agent.removed() {
+        lines.push(("removed", "yes".to_owned()));
+    }
+    lines.retain(|(_, value)| !value.is_empty());
+    lines
+}
+
+fn runs(agent: &Agent) -> Vec<&Run> {
+    let mut runs: Vec<_> = agent.runs().values().map(AsRef::as_ref).collect();
+    runs.sort_by_key(|run: &&Run| run.accepted_at);
+    runs
 }
 
 pub(crate) fn lease(lease: &LeaseEntry) -> &'static str {
@@ -74,9 +96,7 @@ pub(crate) fn lease(lease: &LeaseEntry) -> &'static str {
 }
 
 fn object(agent: &Agent, held: &LeaseEntry) -> Result<serde_json::Value> {
-    let mut runs: Vec<_> = agent.runs().values().collect();
-    runs.sort_by_key(|run| run.accepted_at);
-    let runs = runs
+    let runs = runs(agent)
         .into_iter()
         .map(|run| {
             let mut value = output::json(&run.status())?;
