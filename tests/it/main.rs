@@ -11,6 +11,8 @@ mod hostile;
 #[cfg(test)]
 mod lifecycle;
 #[cfg(test)]
+mod login;
+#[cfg(test)]
 mod outage;
 #[cfg(test)]
 mod output;

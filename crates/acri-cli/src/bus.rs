@@ -133,6 +133,10 @@ pub(crate) async fn connect(options: &BusOptions, name: &str, role: Role) -> Res
 
 /// The same, as the NATS adapter.
 pub(crate) async fn open(options: &BusOptions, name: &str, role: Role) -> Result<NatsBus> {
+    // The library reads the certificates itself, and does not say which file is not there.
+    for path in [&options.tls_ca, &options.tls_cert, &options.tls_key].into_iter().flatten() {
+        std::fs::File::open(path).map_err(|source| explained(nats::Error::File { path: path.clone(), source }))?;
+    }
     NatsBus::connect(options.nats_options(name, role)).await.map_err(explained)
 }
 
