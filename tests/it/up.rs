@@ -1,9 +1,14 @@
 //! `acri up`: a bus and a node for one machine.
 
 use crate::site;
-use acri_tests::{eventually, process, site::Site, within};
+use acri_tests::{
+    eventually, look, process,
+    raw::Raw,
+    site::{SHORT_LEASE, Site},
+    within,
+};
 use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::{
     os::unix::fs::PermissionsExt as _,
     process::{Output, Stdio},
@@ -177,7 +182,7 @@ async fn ctrl_c_ends_it_while_it_fetches_its_server() {
     std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).expect("a program");
     let cache = site.directory().join("cache");
     let mut up = site.spawn_up(|command| {
-        command.env_remove("ACRI_NATS_SERVER").env("PATH", &bin).env("XDG_CACHE_HOME", &cache);
+        command.env_remove("ACRI_NATS_SERVER").env("PATH", &bin).env("XDG_CACHE_HOME", &cache).arg("up");
     });
     eventually("the fetch", || async { begun.exists().then_some(()) }).await;
     up.interrupt();
@@ -221,4 +226,28 @@ async fn ctrl_c_ends_it_while_it_waits_for_its_bus() {
     assert!(!status.success(), "{status}");
     site.server.resume();
     process::signal(i32::try_from(site.server.pid().expect("a pid")).expect("a pid"), Signal::CONT);
+}
+
+#[tokio::test]
+async fn what_runs_while_its_node_is_between_two_lives_is_told_at_ctrl_c_and_lives_on() {
+    let site = site().await;
+    let url = site.server.url();
+    let mut up = site.up_with(&["--nats", &url], &SHORT_LEASE).await;
+    let script = "echo up; while :; do sleep 0.02; done";
+    let run = detached(&site, script).await;
+    let client = site.client().await;
+    let (agent, _) = run.split_once('/').expect("AGENT/RUN");
+    let former = client.history(agent.parse().expect("an id")).await.expect("a history")[0].envelope.incarnation;
+    let _watcher = site.node_with("n2", &url, &SHORT_LEASE).await;
+    up.pause().await;
+    look::fenced(&client, former).await;
+    // A bus on which no node starts any more.
+    Raw::connect(&url).await.api("STREAM.DELETE.KV_ACRI_INDEX", &json!({})).await;
+    up.resume();
+    up.says("the node was fenced").await;
+    up.says("failed to start the node").await;
+    up.interrupt();
+    up.says("1 runs are not recorded as ended").await;
+    assert_eq!(up.ended().await.code(), Some(0), "{}", up.log());
+    assert!(!harnesses(&site, script).is_empty());
 }

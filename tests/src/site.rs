@@ -99,20 +99,23 @@ impl Site {
 
     /// Starts `up` with its usual places below this site's directory, and waits
     /// until it says that it is ready.
-    pub async fn up(&self, options: &[&str]) -> NodeProcess {
+    pub async fn up(&self, global: &[&str]) -> NodeProcess {
+        self.up_with(global, &[]).await
+    }
+
+    /// The same, with further options of its own.
+    pub async fn up_with(&self, global: &[&str], options: &[&str]) -> NodeProcess {
         let mut up = self.spawn_up(|command| {
-            command.args(options);
+            command.args(global).arg("up").args(options);
         });
         within("it to be up", up.ready()).await;
         up
     }
 
-    /// The same, with further options or another environment, and waits for
-    /// nothing.
+    /// Starts it as `change` says, and waits for nothing.
     pub fn spawn_up(&self, change: impl FnOnce(&mut Command)) -> NodeProcess {
         let mut command = self.command();
-        change(&mut command);
-        command.args(["--output", "json", "up"]);
+        change(command.args(["--output", "json"]));
         self.spawn("up", command)
     }
 

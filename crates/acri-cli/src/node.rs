@@ -15,6 +15,7 @@ use acri_drivers::{
 use acri_runtime::{Config, Node, node::Connect};
 use acri_shim::Tier;
 use anyhow::{Context as _, Result, bail};
+use futures_util::{FutureExt as _, future::BoxFuture};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -182,62 +183,100 @@ fn tier(name: &str) -> Result<Tier> {
     })
 }
 
+/// What a node is at.
+enum Life {
+    Standing(Arc<Node>),
+    /// On its way to the next one; orders do not begin it anew.
+    Between(BoxFuture<'static, Node>),
+}
+
+enum Happened {
+    Order(Option<Order>),
+    Fenced(Arc<Node>),
+    Begun(Node),
+}
+
 /// One life after the other: a node that was fenced leaves and starts as a new
 /// incarnation.
 async fn live(options: NodeOptions, name: NodeId, node: Node, mut inbox: mpsc::Receiver<Order>) {
-    let mut standing = Some(Arc::new(node));
+    let mut life = Life::Standing(Arc::new(node));
     loop {
-        let order = match &standing {
-            Some(node) => tokio::select! {
-                order = inbox.recv() => order,
-                _ = node.ended() => {
-                    tracing::error!("the node was fenced: it starts again");
-                    if let Some(node) = standing.take() {
-                        node.leave().await;
-                    }
-                    continue;
-                }
+        let happened = match &mut life {
+            Life::Standing(node) => tokio::select! {
+                order = inbox.recv() => Happened::Order(order),
+                _ = node.ended() => Happened::Fenced(Arc::clone(node)),
             },
-            None => tokio::select! {
-                order = inbox.recv() => order,
-                started = start_once(&options, name.clone()) => {
-                    match started {
-                        Ok(node) => standing = Some(Arc::new(node)),
-                        Err(error) => {
-                            tracing::error!("{error:#}");
-                            tokio::time::sleep(START_AGAIN_AFTER).await;
-                        }
-                    }
-                    continue;
-                }
+            Life::Between(next) => tokio::select! {
+                order = inbox.recv() => Happened::Order(order),
+                node = next => Happened::Begun(node),
             },
         };
-        match (order, &standing) {
-            (Some(Order::StopRuns(grace, done)), Some(node)) => {
-                // Beside this loop: a Kill need not wait for the grace.
-                let node = Arc::clone(node);
-                tokio::spawn(async move { done.send(node.stop_runs(grace).await) });
+        match happened {
+            Happened::Fenced(node) => {
+                tracing::error!("the node was fenced: it starts again");
+                life = Life::Between(next_life(options.clone(), name.clone(), node).boxed());
             }
-            (Some(Order::KillRuns(done)), Some(node)) => {
-                let node = Arc::clone(node);
-                tokio::spawn(async move { done.send(node.kill_runs().await) });
-            }
-            (Some(Order::StopRuns(_, done) | Order::KillRuns(done)), None) => {
-                let _ = done.send(0);
-            }
-            (Some(Order::MayAct(done)), node) => {
-                let _ = done.send(node.as_ref().is_some_and(|node| node.may_act()));
-            }
-            (Some(Order::Leave(done)), _) => {
-                if let Some(node) = standing.take() {
+            Happened::Begun(node) => life = Life::Standing(Arc::new(node)),
+            Happened::Order(None) => return,
+            Happened::Order(Some(Order::Leave(done))) => {
+                if let Life::Standing(node) = life {
                     node.leave().await;
                 }
                 let _ = done.send(());
                 return;
             }
-            (None, _) => return,
+            Happened::Order(Some(order)) => match &life {
+                Life::Standing(node) => carry_out(order, node),
+                Life::Between(_) => answer_between(order, &options),
+            },
         }
     }
+}
+
+async fn next_life(options: NodeOptions, name: NodeId, former: Arc<Node>) -> Node {
+    former.leave().await;
+    // Its state directory is locked until it is gone.
+    drop(former);
+    loop {
+        match start_once(&options, name.clone()).await {
+            Ok(node) => return node,
+            Err(error) => tracing::error!("{error:#}"),
+        }
+        tokio::time::sleep(START_AGAIN_AFTER).await;
+    }
+}
+
+/// Beside the loop: a Kill need not wait for a Stop's grace.
+fn carry_out(order: Order, node: &Arc<Node>) {
+    let node = Arc::clone(node);
+    match order {
+        Order::StopRuns(grace, done) => drop(tokio::spawn(async move { done.send(node.stop_runs(grace).await) })),
+        Order::KillRuns(done) => drop(tokio::spawn(async move { done.send(node.kill_runs().await) })),
+        Order::MayAct(done) => drop(done.send(node.may_act())),
+        Order::Leave(done) => drop(done),
+    }
+}
+
+/// Nobody owns what runs now; what is left is told.
+fn answer_between(order: Order, options: &NodeOptions) {
+    match order {
+        Order::StopRuns(_, done) | Order::KillRuns(done) => {
+            let options = options.clone();
+            drop(tokio::spawn(async move { done.send(held(&options).await) }));
+        }
+        Order::MayAct(done) => drop(done.send(false)),
+        Order::Leave(done) => drop(done),
+    }
+}
+
+/// How many runs have a directory here: a living harness, or one that ended
+/// and is not recorded yet.
+async fn held(options: &NodeOptions) -> usize {
+    let mut held = 0;
+    for driver in drivers(options).unwrap_or_default() {
+        held += driver.scan().await.len();
+    }
+    held
 }
 
 /// The name that was given, or the one of the last start, or a new one.
