@@ -1,5 +1,5 @@
-//! Keeping the bus of `up` going: a server of our own that ends, fails or
-//! falls silent is started again, and whatever is wrong is said.
+//! Keeping a node's bus going: a server of our own that ends, fails or falls
+//! silent is started again, and whatever is wrong is said.
 
 use crate::{
     app::App,

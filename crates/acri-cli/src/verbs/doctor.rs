@@ -14,7 +14,7 @@ use acri::{
 };
 use acri_bus::{
     local::{self, Health},
-    port::{Bus, Fault, LeaseEntry, Leased, Leases as _},
+    port::{Bus, Fault, LeaseEntry, Leased, Leases as _, StreamFacts},
 };
 use anyhow::Result;
 use serde_json::json;
@@ -28,7 +28,10 @@ Examples:
 
 The server's version and its streams and buckets are compared with what this
 version needs, the clocks with each other, and this machine with what a node
-needs. Exit status 1: something fails.
+needs. A key is written to the bucket of leases and removed again; a server of
+`acri up` is asked whether its streams take what is written. A stream that is
+90 % full and a node that renews its lease no more are warnings. Exit status 1:
+something fails.
 ")]
 pub(crate) struct Args {}
 
@@ -167,16 +170,18 @@ fn examine_leases(findings: &mut Findings, leases: &[(Incarnation, LeaseEntry)],
 async fn examine_streams(findings: &mut Findings, bus: &impl Bus) {
     for (what, facts) in [("events", bus.event_facts().await), ("logs", bus.log_facts().await)] {
         match facts {
-            Ok(facts) => {
-                let full = facts.percent_full();
-                let room = facts.bytes_max.map_or_else(String::new, |max| format!(" of {} ({full} %)", mib(max)));
-                let held = format!("holds {} to {}, {}{room}", facts.first, facts.last, mib(facts.bytes));
-                let verdict = if full >= STREAM_FULL_PERCENT { Verdict::Warning } else { Verdict::Ok };
-                findings.add(what, verdict, format!("stream of {}, {held}", facts.created));
-            }
+            Ok(facts) => examine_room(findings, what, &facts),
             Err(fault) => findings.add(what, Verdict::Fails, fault.to_string()),
         }
     }
+}
+
+fn examine_room(findings: &mut Findings, what: &'static str, facts: &StreamFacts) {
+    let full = facts.percent_full();
+    let room = facts.bytes_max.map_or_else(String::new, |max| format!(" of {} ({full} %)", mib(max)));
+    let held = format!("holds {} to {}, {}{room}", facts.first, facts.last, mib(facts.bytes));
+    let verdict = if full >= STREAM_FULL_PERCENT { Verdict::Warning } else { Verdict::Ok };
+    findings.add(what, verdict, format!("stream of {}, {held}", facts.created));
 }
 
 fn mib(bytes: u64) -> String {
@@ -249,6 +254,48 @@ fn tell(out: &mut Out, findings: &[Finding]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn only(findings: Findings) -> (Verdict, String) {
+        let [finding] = <[Finding; 1]>::try_from(findings.0).unwrap_or_else(|_| panic!("one finding"));
+        (finding.verdict, finding.detail)
+    }
+
+    #[test]
+    fn a_node_is_judged_by_the_age_of_its_lease_and_not_by_its_being_there() {
+        let now = Timestamp::from_micros(1_000_000_000);
+        let lease = |name: &str, age: Duration| {
+            let renewed = Timestamp::from_micros(now.as_micros() - i64::try_from(age.as_micros()).unwrap());
+            let entry = LeaseEntry::Live { node: name.parse().unwrap(), revision: StreamSeq(1), renewed };
+            (Incarnation::from_uuid(uuid::Uuid::new_v4()), entry)
+        };
+        let gone = (Incarnation::from_uuid(uuid::Uuid::new_v4()), LeaseEntry::Fenced(StreamSeq(2)));
+        let told = |leases: &[(Incarnation, LeaseEntry)]| {
+            let mut findings = Findings::default();
+            examine_leases(&mut findings, leases, now);
+            only(findings)
+        };
+        let fresh = lease("n1", LEASE_STOP_AFTER);
+        assert_eq!(told(&[fresh.clone(), gone]), (Verdict::Ok, "1 live, 1 expired or fenced".to_owned()));
+        let (verdict, detail) = told(&[fresh, lease("n2", LEASE_STOP_AFTER + Duration::from_secs(1))]);
+        assert_eq!(verdict, Verdict::Warning);
+        assert!(detail.starts_with("1 live") && detail.contains("n2 renewed its lease 12s ago"), "{detail}");
+        assert_eq!(told(&[]).0, Verdict::Warning, "no node at all");
+    }
+
+    #[test]
+    fn a_stream_that_is_nearly_full_is_a_warning() {
+        let told = |bytes: u64, bytes_max: Option<u64>| {
+            let (created, first, last) = (Timestamp::from_micros(0), StreamSeq(1), StreamSeq(9));
+            let mut findings = Findings::default();
+            examine_room(&mut findings, "events", &StreamFacts { created, first, last, bytes, bytes_max });
+            only(findings)
+        };
+        let (verdict, detail) = told(89 << 20, Some(100 << 20));
+        assert_eq!(verdict, Verdict::Ok);
+        assert!(detail.ends_with("89 MiB of 100 MiB (89 %)"), "{detail}");
+        assert_eq!(told(90 << 20, Some(100 << 20)).0, Verdict::Warning);
+        assert_eq!(told(u64::MAX, None).0, Verdict::Ok);
+    }
 
     #[test]
     fn the_v2_hierarchy_is_found_where_it_is_mounted() {

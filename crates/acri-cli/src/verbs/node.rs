@@ -1,6 +1,6 @@
 //! `node`: a node on a bus that is there.
 
-use crate::{app::App, failure::Silent, node, output::Format, signals::Signals, verbs::up::NodeArgs};
+use crate::{app::App, failure::Silent, keep, node, output::Format, signals::Signals, verbs::up::NodeArgs};
 use anyhow::Result;
 use serde_json::json;
 
@@ -33,7 +33,7 @@ pub(crate) async fn perform(app: &mut App, args: Args) -> Result<()> {
         app.out.item(&json!({"type": "ready"}))?;
     }
     app.out.flush()?;
-    signals.next().await;
+    keep::until_signal(app, &mut signals, &running, None).await?;
     app.out.note("acri: draining; Ctrl-C again ends at once")?;
     tokio::select! {
         () = running.drain() => Ok(()),
