@@ -69,6 +69,11 @@ pub(super) async fn open(
             return Ok(lost(scan.boot_changed));
         }
     }
+    if scan.alive && scan.secret.is_none() {
+        // It lives, and will take no word from anybody.
+        let detail = "its shim cannot be asked: the file `secret` is missing or damaged".to_owned();
+        return Err(Fault::Unreachable { operation: "attach", detail });
+    }
     let opened = Opened {
         info: session::info(scan),
         secret: scan.secret.clone().filter(|_| scan.alive),
