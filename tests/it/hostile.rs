@@ -178,6 +178,29 @@ async fn a_field_beyond_its_limit_or_unknown_is_refused_by_name() {
 }
 
 #[tokio::test]
+async fn a_kill_under_the_id_of_another_command_kills_nothing() {
+    let mut scene = Scene::set().await;
+    let id = id();
+    let stop = StopRun { reason: "at leisure".to_owned(), grace_ms: Some(600_000), on_expiry: OnExpiry::Keep };
+    // One that the harness does not notice.
+    let (agent, run) =
+        begin(&scene.client, scene.site.spec("trap '' TERM; echo up; while :; do sleep 0.05; done")).await;
+    says(&scene.client, agent, run, "up").await;
+    let subject = |verb: &str| format!("acri.v1.cmd.agent.{agent}.{run}.{verb}");
+    let of = |data: serde_json::Value| json!({ "id": id, "principal": "x", "data": data }).to_string();
+    let stopped = scene.raw.request(&subject("stop"), JSON, of(serde_json::to_value(stop).unwrap()).as_bytes()).await;
+    assert_eq!(stopped.error(), None, "{:?}", String::from_utf8_lossy(&stopped.body));
+    let killed = scene.raw.request(&subject("kill"), JSON, of(json!({ "reason": "" })).as_bytes()).await;
+    assert_eq!(killed.error(), number(ErrorCode::IdReused), "{:?}", String::from_utf8_lossy(&killed.body));
+    let status = scene.client.status(agent, Some(run)).await.unwrap().run.unwrap();
+    assert_eq!(status.state, acri::RunState::Running);
+    // It would be told within the time that a Kill's proof takes at most.
+    let ended = tokio::time::timeout(acri::limits::KILL_PROOF_MAX, scene.client.wait(agent, run)).await;
+    assert!(ended.is_err(), "it was killed: {ended:?}");
+    assert!(scene.client.kill(agent, run, "").await.unwrap().proved);
+}
+
+#[tokio::test]
 async fn the_content_type_is_read_however_its_header_is_written() {
     let mut scene = Scene::set().await;
     let subject = scene.of_agent("status");

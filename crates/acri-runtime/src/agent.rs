@@ -100,6 +100,13 @@ impl Core {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether the command bears another one's id. `false` where somebody steps
+    /// just now: a Kill waits for nobody.
+    pub(crate) fn refuses_id(&self, command: &Command) -> bool {
+        let Ok(core) = self.0.try_lock() else { return false };
+        core.as_ref().is_some_and(|core| core.refuses_id(command))
+    }
+
     /// The answer to a question; `None`: it is none, or somebody steps just
     /// now, and the actor answers it.
     pub(crate) fn ask(&self, command: &Command, now: Timestamp) -> Option<Answer> {

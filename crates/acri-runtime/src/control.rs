@@ -405,8 +405,8 @@ impl Listener {
     /// The one effect that does not wait for its event.
     fn kill_at_once(&self, command: &Command) {
         let Some((run, kill)) = request::killed_run(command) else { return };
-        // The id of the run's own Start, used again: the core refuses it.
-        if RunId::derive(self.agent, command.id) == run {
+        // Another command's id, used again: the core refuses it.
+        if RunId::derive(self.agent, command.id) == run || self.core.refuses_id(command) {
             return;
         }
         let Some(switch) = self.switches.find(self.agent, run) else { return };

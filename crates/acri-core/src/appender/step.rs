@@ -61,6 +61,13 @@ impl Appender {
         })
     }
 
+    /// Whether a command is certain to be refused because its id was used for
+    /// another one. A Kill that takes effect before it is decided asks first.
+    #[must_use]
+    pub fn refuses_id(&self, command: &Command) -> bool {
+        matches!(decide::known(&self.agent, command), Some(Err(_)))
+    }
+
     /// A question is answered at once; an order waits for its turn.
     fn command(&mut self, asker: Asker, command: Command, now: Timestamp, out: &mut Vec<Output>) {
         if let Some(answer) = self.ask(&command, now) {
