@@ -5,7 +5,7 @@ use crate::{
     counters::count,
     node::Shared,
     request::Back,
-    run::{self, Spawn},
+    run::{self, Run, Spawn},
     supervisor,
 };
 use acri::{
@@ -19,7 +19,7 @@ use acri_core::appender::{
 };
 use acri_drivers::driver::Driver;
 use futures_util::StreamExt as _;
-use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
+use ractor::{Actor, ActorProcessingErr, ActorRef};
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
@@ -122,7 +122,7 @@ pub(crate) struct State {
     core: Arc<Core>,
     askers: BTreeMap<Asker, (Back, Option<OwnedSemaphorePermit>)>,
     next_asker: u64,
-    runs: HashMap<RunId, ActorRef<run::Msg>>,
+    runs: HashMap<RunId, Run>,
     served: Option<Epoch>,
     /// Only its former node could reach its open run's harness.
     node_lost: bool,
@@ -220,26 +220,6 @@ impl Actor for Agent {
         };
         let outputs = state.step(input);
         state.perform(&myself, outputs).await
-    }
-
-    async fn handle_supervisor_evt(
-        &self,
-        _myself: ActorRef<Msg>,
-        event: SupervisionEvent,
-        state: &mut State,
-    ) -> Result<(), ActorProcessingErr> {
-        match event {
-            SupervisionEvent::ActorFailed(_, error) => {
-                // What the run knew is gone with it: adopt anew, as after a
-                // crash of the node, while the harness does not notice.
-                Err(format!("a run's actor failed: {error}").into())
-            }
-            SupervisionEvent::ActorTerminated(child, ..) => {
-                state.runs.retain(|_, run| run.get_id() != child.get_id());
-                Ok(())
-            }
-            _ => Ok(()),
-        }
     }
 }
 
@@ -342,7 +322,7 @@ impl State {
             match output {
                 append @ Output::Append { .. } => self.append(myself, append),
                 Output::Reread { token, after } => self.reread(myself, token, after),
-                Output::Effect { token, run, effect } => self.effect(myself, token, run, effect).await?,
+                Output::Effect { token, run, effect } => self.effect(myself, token, run, effect),
                 Output::Reply(asker, answer) => {
                     let Some((back, _permit)) = self.askers.remove(&asker) else { continue };
                     if self.shared.lease.may_act() {
@@ -354,15 +334,13 @@ impl State {
                 }
                 Output::Derived(run, source) => {
                     if let Some(actor) = self.runs.get(&run) {
-                        let _ = actor.cast(run::Msg::Derived(source));
+                        actor.tell(run::Msg::Derived(source));
                     }
                 }
                 Output::Sealed(run) => {
                     self.shared.control.switches.drop_run(self.agent, run);
                     self.shared.sessions.drop_run(self.agent, run);
-                    if let Some(actor) = self.runs.remove(&run) {
-                        actor.stop(Some("sealed".to_owned()));
-                    }
+                    self.runs.remove(&run);
                     let (driver, agent) = (Arc::clone(&self.driver), self.agent);
                     tokio::spawn(async move { driver.forget(agent, run).await });
                 }
@@ -422,9 +400,7 @@ impl State {
         if let Some(epoch) = self.served.take() {
             self.shared.control.unserve(self.agent, epoch).await;
         }
-        for (_, actor) in self.runs.drain() {
-            actor.kill();
-        }
+        self.runs.clear();
         self.askers.clear();
     }
 
@@ -508,25 +484,19 @@ impl State {
         });
     }
 
-    async fn effect(
-        &mut self,
-        myself: &ActorRef<Msg>,
-        token: Token,
-        run: RunId,
-        effect: Effect,
-    ) -> Result<(), ActorProcessingErr> {
+    fn effect(&mut self, myself: &ActorRef<Msg>, token: Token, run: RunId, effect: Effect) {
         if !self.runs.contains_key(&run) {
             // The switch stands before the harness is spawned.
             let switch = self.driver.kill_switch(self.agent, run);
             self.shared.control.switches.register(self.agent, run, switch);
             let spawn = {
                 let core = self.core.lock();
-                let Some(state) = core.as_ref().map(Appender::state) else { return Ok(()) };
+                let Some(state) = core.as_ref().map(Appender::state) else { return };
                 Spawn {
                     agent: self.agent,
                     run,
-                    spec: state.spec().clone(),
-                    working_directory: state.working_directory().map(str::to_owned),
+                    needs: Some(Box::new((state.spec().clone(), state.working_directory().map(str::to_owned)))),
+                    orphan_after: state.spec().orphan_after(),
                     shared: Arc::clone(&self.shared),
                     driver: Arc::clone(&self.driver),
                     to: myself.clone(),
@@ -536,13 +506,11 @@ impl State {
             };
             // A run that begins from now on is our own.
             self.node_lost = false;
-            let (actor, _) = Actor::spawn_linked(None, run::Run, spawn, myself.get_cell()).await?;
-            self.runs.insert(run, actor);
+            self.runs.insert(run, Run::begin(spawn));
         }
         if let Some(actor) = self.runs.get(&run) {
-            let _ = actor.cast(run::Msg::Effect(token, effect));
+            actor.tell(run::Msg::Effect(token, effect));
         }
-        Ok(())
     }
 }
 

@@ -309,7 +309,7 @@ impl Thread {
                     biased;
                     () = stop.cancelled() => return,
                     request = requests.next() => match request {
-                        Some(request) => listener.take(request).await,
+                        Some(request) => Box::pin(listener.take(request)).await,
                         None => return,
                     },
                 }

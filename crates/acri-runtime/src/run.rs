@@ -1,5 +1,10 @@
-//! The actor of one run: its session, and the tasks round it. It carries out
-//! the effects that the agent's actor hands on, and reports what it sees.
+//! The actor of one run: one task and one mailbox. It holds the session, the
+//! pump and the watcher of the end, carries out the effects that the agent's
+//! actor hands on, and reports what it sees.
+//!
+//! It is no actor of the library's: that one has four channels and a task for
+//! each piece of work, and an idle run would cost a node half as much again.
+//! What a supervisor would be told, [`agent::Msg::Failed`] tells.
 
 use crate::{agent, node::Shared, pump};
 use acri::{
@@ -10,24 +15,30 @@ use acri::{
 };
 use acri_core::appender::{Effect, Input, Report, Token};
 use acri_drivers::driver::{Attached, Driver, Fault, KillRequest, Owner, Provisioned, Session, Start, StartError};
-use futures_util::FutureExt as _;
-use ractor::{Actor, ActorProcessingErr, ActorRef};
-use std::{panic::AssertUnwindSafe, sync::Arc};
-use tokio::sync::mpsc;
-use tokio_util::sync::CancellationToken;
+use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
+use ractor::ActorRef;
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use tokio::{
+    sync::mpsc::{self, error::TrySendError},
+    task::AbortHandle,
+};
 
 /// Derived events whose storing the pump has not heard of yet.
 const DERIVED_WAITING_MAX: usize = 64;
+/// Messages that wait for a run's actor: an effect of each kind is under way
+/// once, and the pump waits for fewer derived events than this.
+const MESSAGES_WAITING_MAX: usize = 128;
 /// Attempts to reach a holder, about a minute's worth, before its run is given
 /// up and ended without it.
 const ATTEMPTS_MAX: u32 = 40;
 
-/// Arguments of the actor.
+/// What a run's actor is made with.
 pub(crate) struct Spawn {
     pub(crate) agent: AgentId,
     pub(crate) run: RunId,
-    pub(crate) spec: AgentSpec,
-    pub(crate) working_directory: Option<String>,
+    /// What a start needs: spec and working directory. Given away by it.
+    pub(crate) needs: Option<Box<(AgentSpec, Option<String>)>>,
+    pub(crate) orphan_after: Duration,
     pub(crate) shared: Arc<Shared>,
     pub(crate) driver: Arc<dyn Driver>,
     pub(crate) to: ActorRef<agent::Msg>,
@@ -39,70 +50,89 @@ pub(crate) struct Spawn {
 }
 
 /// What a run's actor hears.
+#[derive(Debug)]
 pub(crate) enum Msg {
     /// Do this.
     Effect(Token, Effect),
     /// A derived event is stored.
     Derived(Source),
+}
+
+/// What a piece of work tells its own actor.
+enum Done {
+    /// Nothing, or it told the agent's actor.
+    Nothing,
     /// The harness is there.
     Ready(Token, Owner, Arc<dyn Session>),
     /// The holder could not be asked.
     Unreachable(Token, Fault),
 }
 
-impl std::fmt::Debug for Msg {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Effect(token, effect) => formatter.debug_tuple("Effect").field(token).field(effect).finish(),
-            Self::Derived(source) => formatter.debug_tuple("Derived").field(source).finish(),
-            Self::Ready(token, ..) => formatter.debug_tuple("Ready").field(token).finish(),
-            Self::Unreachable(token, fault) => formatter.debug_tuple("Unreachable").field(token).field(fault).finish(),
+/// The way to a run's actor. The actor and all its work end with this.
+#[derive(Debug)]
+pub(crate) struct Run {
+    mailbox: mpsc::Sender<Box<Msg>>,
+    task: AbortHandle,
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Run {
+    /// Begins the actor. Its failure, or a panic in it or its work, is told to
+    /// the agent's: what it knew is gone with it.
+    pub(crate) fn begin(spawn: Spawn) -> Self {
+        let (mailbox, inbox) = mpsc::channel(MESSAGES_WAITING_MAX);
+        let to = spawn.to.clone();
+        let state = State { spawn, session: None, derived: None, work: FuturesUnordered::new() };
+        let task = tokio::spawn(async move {
+            let why = match AssertUnwindSafe(state.live(inbox)).catch_unwind().await {
+                Ok(Ok(())) => return,
+                Ok(Err(fault)) => format!("a run's actor failed: {fault}"),
+                Err(_) => "a run's actor panicked".to_owned(),
+            };
+            let _ = to.cast(agent::Msg::Failed(why));
+        });
+        Self { mailbox, task: task.abort_handle() }
+    }
+
+    /// Tells it something; in vain only if it has failed, which the agent's
+    /// actor hears.
+    pub(crate) fn tell(&self, message: Msg) {
+        if let Err(TrySendError::Full(message)) = self.mailbox.try_send(Box::new(message)) {
+            tracing::error!(?message, "more waits for a run than can");
         }
     }
 }
 
-pub(crate) struct State {
+struct State {
     spawn: Spawn,
     session: Option<Arc<dyn Session>>,
     derived: Option<mpsc::Sender<Source>>,
-    /// Ends every task of this run when the actor's state is dropped.
-    tasks: CancellationToken,
+    work: FuturesUnordered<BoxFuture<'static, Done>>,
 }
 
-impl Drop for State {
-    fn drop(&mut self) {
-        self.tasks.cancel();
-    }
-}
-
-/// The actor.
-pub(crate) struct Run;
-
-impl Actor for Run {
-    type Msg = Msg;
-    type State = State;
-    type Arguments = Spawn;
-
-    async fn pre_start(&self, _myself: ActorRef<Msg>, spawn: Spawn) -> Result<State, ActorProcessingErr> {
-        Ok(State { spawn, session: None, derived: None, tasks: CancellationToken::new() })
-    }
-
-    async fn handle(&self, myself: ActorRef<Msg>, message: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
-        match message {
-            Msg::Effect(token, effect) => state.effect(&myself, token, effect),
-            Msg::Derived(source) => {
-                if let Some(derived) = &state.derived {
-                    // The pump waits for this very source, so there is room.
-                    let _ = derived.try_send(source);
-                }
-            }
-            Msg::Ready(token, owner, session) => state.ready(token, owner, session),
-            Msg::Unreachable(token, fault) => {
-                state.spawn.done(token);
-                return Err(fault.into());
+impl State {
+    async fn live(mut self, mut inbox: mpsc::Receiver<Box<Msg>>) -> Result<(), Fault> {
+        loop {
+            tokio::select! {
+                message = inbox.recv() => match message {
+                    Some(message) => self.take(*message),
+                    None => return Ok(()),
+                },
+                Some(done) = self.work.next() => match done {
+                    Done::Nothing => {}
+                    Done::Ready(token, owner, session) => self.ready(token, owner, session),
+                    Done::Unreachable(token, fault) => {
+                        self.spawn.done(token);
+                        return Err(fault);
+                    }
+                },
             }
         }
-        Ok(())
     }
 }
 
@@ -166,10 +196,22 @@ fn owner(shared: &Shared, epoch: acri::id::Epoch) -> Owner {
 }
 
 impl State {
-    fn effect(&mut self, myself: &ActorRef<Msg>, token: Token, effect: Effect) {
+    fn take(&mut self, message: Msg) {
+        match message {
+            Msg::Effect(token, effect) => self.effect(token, effect),
+            Msg::Derived(source) => {
+                if let Some(derived) = &self.derived {
+                    // The pump waits for this very source, so there is room.
+                    let _ = derived.try_send(source);
+                }
+            }
+        }
+    }
+
+    fn effect(&mut self, token: Token, effect: Effect) {
         match effect {
-            Effect::Attach { epoch } => self.attach(myself, token, epoch),
-            Effect::Spawn { task, epoch } => self.start(myself, token, task, epoch),
+            Effect::Attach { epoch } => self.attach(token, epoch),
+            Effect::Spawn { task, epoch } => self.start(token, task, epoch),
             Effect::Stop { command, epoch } => self.stop(token, command, epoch),
             Effect::Kill { command, principal, reason, epoch } => {
                 let owner = owner(&self.spawn.shared, epoch);
@@ -187,39 +229,30 @@ impl State {
         }
     }
 
-    fn attach(&self, myself: &ActorRef<Msg>, token: Token, epoch: acri::id::Epoch) {
+    fn attach(&self, token: Token, epoch: acri::id::Epoch) {
         if self.spawn.node_lost {
             self.spawn.done(token);
             self.spawn.report(Report::Lost(FailReason::NodeLost, "its node was silent for too long".to_owned()));
             self.tell_stored_log();
             return;
         }
-        let (shared, driver, myself) = (Arc::clone(&self.spawn.shared), Arc::clone(&self.spawn.driver), myself.clone());
+        let (shared, driver) = (Arc::clone(&self.spawn.shared), Arc::clone(&self.spawn.driver));
         let (agent, run, to) = (self.spawn.agent, self.spawn.run, self.spawn.to.clone());
         let started = self.spawn.started;
         self.task(async move {
             let owner = owner(&shared, epoch);
             for attempt in 0.. {
                 if !shared.lease.wait().await {
-                    return;
+                    return Done::Nothing;
                 }
                 let report = match driver.attach(agent, run, owner).await {
-                    Ok(Attached::Session(session)) => {
-                        let _ = myself.cast(Msg::Ready(token, owner, session));
-                        return;
-                    }
+                    Ok(Attached::Session(session)) => return Done::Ready(token, owner, session),
                     Ok(Attached::NeverStarted) => Report::NeverStarted,
                     Ok(Attached::Lost { reason, message }) => Report::Lost(reason, message),
-                    Err(fault @ Fault::Stale(_)) => {
-                        let _ = myself.cast(Msg::Unreachable(token, fault));
-                        return;
-                    }
+                    Err(fault @ Fault::Stale(_)) => return Done::Unreachable(token, fault),
                     Err(fault) => match again(&*driver, (agent, run), owner, attempt, fault).await {
                         Ok(report) => report,
-                        Err(Fault::Stale(epoch)) => {
-                            let _ = myself.cast(Msg::Unreachable(token, Fault::Stale(epoch)));
-                            return;
-                        }
+                        Err(Fault::Stale(epoch)) => return Done::Unreachable(token, Fault::Stale(epoch)),
                         Err(_) => continue,
                     },
                 };
@@ -229,8 +262,9 @@ impl State {
                 if lost {
                     stored_log(&shared, agent, run, &to).await;
                 }
-                return;
+                break;
             }
+            Done::Nothing
         });
     }
 
@@ -238,56 +272,57 @@ impl State {
     fn tell_stored_log(&self) {
         let (shared, agent) = (Arc::clone(&self.spawn.shared), self.spawn.agent);
         let (run, to) = (self.spawn.run, self.spawn.to.clone());
-        self.task(async move { stored_log(&shared, agent, run, &to).await });
+        self.task(async move {
+            stored_log(&shared, agent, run, &to).await;
+            Done::Nothing
+        });
     }
 
-    fn start(&self, myself: &ActorRef<Msg>, token: Token, task: acri::Payload, epoch: acri::id::Epoch) {
+    fn start(&mut self, token: Token, task: acri::Payload, epoch: acri::id::Epoch) {
+        let Some((spec, working_directory)) = self.spawn.needs.take().map(|needs| *needs) else {
+            // Its result is still to come, or was told.
+            tracing::error!(run = %self.spawn.run, "a run is started once");
+            return self.spawn.done(token);
+        };
         let start = Start {
             agent: self.spawn.agent,
             run: self.spawn.run,
-            spec: self.spawn.spec.clone(),
-            provisioned: Provisioned { working_directory: self.spawn.working_directory.clone() },
+            spec,
+            provisioned: Provisioned { working_directory },
             task,
             owner: owner(&self.spawn.shared, epoch),
         };
-        let (shared, driver, myself) = (Arc::clone(&self.spawn.shared), Arc::clone(&self.spawn.driver), myself.clone());
+        let (shared, driver) = (Arc::clone(&self.spawn.shared), Arc::clone(&self.spawn.driver));
         let (run, to) = (self.spawn.run, self.spawn.to.clone());
         self.task(async move {
             for attempt in 0.. {
                 if !shared.lease.wait().await {
-                    return;
+                    return Done::Nothing;
                 }
                 let report = match driver.start(&start).await {
-                    Ok(session) => {
-                        let _ = myself.cast(Msg::Ready(token, start.owner, session));
-                        return;
-                    }
+                    Ok(session) => return Done::Ready(token, start.owner, session),
                     Err(StartError::Refused(refusal)) => Report::NotStarted(FailReason::SpawnFailed, refusal.0.message),
-                    Err(StartError::Fault(fault @ Fault::Stale(_))) => {
-                        let _ = myself.cast(Msg::Unreachable(token, fault));
-                        return;
-                    }
+                    Err(StartError::Fault(fault @ Fault::Stale(_))) => return Done::Unreachable(token, fault),
                     Err(StartError::Fault(fault)) => {
                         match again(&*driver, (start.agent, run), start.owner, attempt, fault).await {
                             Ok(report) => report,
-                            Err(Fault::Stale(epoch)) => {
-                                let _ = myself.cast(Msg::Unreachable(token, Fault::Stale(epoch)));
-                                return;
-                            }
+                            Err(Fault::Stale(epoch)) => return Done::Unreachable(token, Fault::Stale(epoch)),
                             Err(_) => continue,
                         }
                     }
                 };
                 let _ = to.cast(agent::Msg::Input(Input::EffectDone(token)));
                 let _ = to.cast(agent::Msg::Input(Input::Report(run, report)));
-                return;
+                break;
             }
+            Done::Nothing
         });
     }
 
     fn ready(&mut self, token: Token, owner: Owner, session: Arc<dyn Session>) {
         self.session = Some(Arc::clone(&session));
-        let (orphan_after, at_most) = (self.spawn.spec.orphan_after(), self.spawn.shared.config.contact_every);
+        self.spawn.needs = None;
+        let (orphan_after, at_most) = (self.spawn.orphan_after, self.spawn.shared.config.contact_every);
         let key = (self.spawn.agent, self.spawn.run);
         self.spawn.shared.sessions.register(key, owner, Arc::clone(&session), orphan_after, at_most);
         let info = session.info();
@@ -317,6 +352,7 @@ impl State {
                 attempt += 1;
             };
             let _ = to.cast(agent::Msg::Input(Input::Report(run, report)));
+            Done::Nothing
         });
     }
 
@@ -337,6 +373,7 @@ impl State {
                 }
             }
             let _ = to.cast(agent::Msg::Input(Input::EffectDone(token)));
+            Done::Nothing
         });
     }
 
@@ -361,20 +398,12 @@ impl State {
                 tracing::error!(%run, %error, "the log of this run stops until its agent is adopted anew");
                 let _ = to.cast(agent::Msg::Failed(error));
             }
+            Done::Nothing
         });
     }
 
-    /// Runs work until the actor ends. A panic in it is the agent's failure:
-    /// nobody else would notice that its result never comes.
-    fn task(&self, work: impl Future<Output = ()> + Send + 'static) {
-        let (tasks, to) = (self.tasks.clone(), self.spawn.to.clone());
-        tokio::spawn(async move {
-            tokio::select! {
-                () = tasks.cancelled() => {}
-                done = AssertUnwindSafe(work).catch_unwind() => if done.is_err() {
-                    let _ = to.cast(agent::Msg::Failed("a task of a run panicked".to_owned()));
-                },
-            }
-        });
+    /// Takes on work until the actor ends.
+    fn task(&self, work: impl Future<Output = Done> + Send + 'static) {
+        self.work.push(Box::pin(work));
     }
 }
