@@ -14,9 +14,9 @@ use acri_core::{
 };
 use acri_drivers::driver::{Chunk, ChunkEnd, Fault, Owner, Session};
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
+use futures_util::{future::BoxFuture, poll};
 use ractor::ActorRef;
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc, task::Poll, time::Duration};
 use tokio::{sync::mpsc, time::Instant};
 
 /// Bytes of output that are read at once.
@@ -51,7 +51,7 @@ enum Answer {
 }
 
 type Asked = BoxFuture<'static, Answer>;
-type Reading = BoxFuture<'static, Result<Chunk, Fault>>;
+type Read = BoxFuture<'static, Result<Chunk, Fault>>;
 type Releasing = BoxFuture<'static, Result<(), Fault>>;
 
 struct Flow {
@@ -62,6 +62,17 @@ struct Flow {
     released: u64,
     release_at: Instant,
     done: bool,
+}
+
+/// What was read of the spool, and what is being read.
+#[derive(Default)]
+struct Spool {
+    /// Read and not taken by the writer yet; two at most.
+    chunks: VecDeque<Chunk>,
+    /// From which offset, and the read.
+    reading: Option<(u64, Read)>,
+    /// Where the output ends, and whether bytes after it could not be read.
+    ended: Option<(u64, bool)>,
 }
 
 impl Flow {
@@ -82,22 +93,21 @@ impl Pump {
         let kept = kept.and_then(|bytes| acri::codec::from_msgpack::<ResumeToken>(&bytes).ok());
         let (mut writer, outputs) = Writer::new(self.agent, self.run, self.owner.epoch, kept);
         let mut flow = Flow::new();
-        let mut reading: Option<Reading> = None;
+        let mut spool = Spool::default();
         let mut releasing: Option<Releasing> = None;
-        let mut chunks: VecDeque<Chunk> = VecDeque::new();
-        let mut ended: Option<(u64, bool)> = None;
         self.carry_out(&mut flow, outputs, to)?;
         while !flow.done {
             if releasing.is_none() && flow.is_release_worth_it() {
                 releasing = self.release(&mut flow);
             }
-            self.feed(&mut writer, &mut chunks, &mut ended, &mut flow, to)?;
+            begin(&mut flow.asked).await;
+            self.feed(&mut writer, &mut spool, &mut flow, to)?;
             if flow.done {
                 break;
             }
-            if reading.is_none() && chunks.is_empty() && ended.is_none_or(|(at, _)| writer.wants_output() != Some(at)) {
-                reading = writer.wants_output().map(|offset| self.read(offset));
-            }
+            begin(&mut flow.asked).await;
+            writer.prepare();
+            self.read_on(&writer, &mut spool);
             tokio::select! {
                 answer = next(&mut flow.asked) => {
                     flow.asked = None;
@@ -113,9 +123,14 @@ impl Pump {
                     };
                     self.carry_out(&mut flow, outputs, to)?;
                 }
-                chunk = next(&mut reading) => {
-                    reading = None;
-                    chunks.push_back(chunk.map_err(|fault| fault.to_string())?);
+                chunk = next_read(&mut spool.reading) => {
+                    let chunk = chunk.map_err(|fault| fault.to_string())?;
+                    // The next one is read while the writer is busy with this one.
+                    let mut ahead = (spool.chunks.is_empty() && chunk.end == ChunkEnd::Open)
+                        .then(|| self.read(chunk.next));
+                    begin(&mut ahead).await;
+                    spool.reading = ahead.map(|read| (chunk.next, read));
+                    spool.chunks.push_back(chunk);
                 }
                 source = self.derived.recv() => {
                     let Some(source) = source else { return Ok(()) };
@@ -158,12 +173,11 @@ impl Pump {
     fn feed(
         &self,
         writer: &mut Writer,
-        chunks: &mut VecDeque<Chunk>,
-        ended: &mut Option<(u64, bool)>,
+        spool: &mut Spool,
         flow: &mut Flow,
         to: &ActorRef<agent::Msg>,
     ) -> Result<(), String> {
-        while let Some(mut chunk) = chunks.pop_front() {
+        while let Some(mut chunk) = spool.chunks.pop_front() {
             let mut taken = 0;
             for (index, record) in chunk.records.iter().enumerate() {
                 let wanted = writer.wants_output();
@@ -193,28 +207,42 @@ impl Pump {
                 let first = chunk.records.first().map_or(chunk.next, |record| record.spool_offset);
                 match writer.wants_output() {
                     Some(offset) if offset != first => {}
-                    _ => chunks.push_front(chunk),
+                    _ => spool.chunks.push_front(chunk),
                 }
                 return Ok(());
             }
             match chunk.end {
                 ChunkEnd::Open => {}
-                ChunkEnd::Ended => *ended = Some((chunk.next, false)),
-                ChunkEnd::Torn => *ended = Some((chunk.next, true)),
+                ChunkEnd::Ended => spool.ended = Some((chunk.next, false)),
+                ChunkEnd::Torn => spool.ended = Some((chunk.next, true)),
                 ChunkEnd::Gone { first } => {
                     let outputs = writer.step(Input::OutputGone { first });
                     self.carry_out(flow, outputs, to)?;
                 }
             }
         }
-        if let Some((at, torn)) = *ended {
+        if let Some((at, torn)) = spool.ended {
             let outputs = writer.step(Input::EndOfOutput { at, torn });
             self.carry_out(flow, outputs, to)?;
         }
         Ok(())
     }
 
-    fn read(&self, offset: u64) -> Reading {
+    /// Sees to it that what the writer wants next is being read, if nothing that
+    /// was read waits for it.
+    fn read_on(&self, writer: &Writer, spool: &mut Spool) {
+        let Some(offset) = writer.wants_output().filter(|_| spool.chunks.is_empty()) else { return };
+        if spool.ended.is_some_and(|(at, _)| at == offset) {
+            return;
+        }
+        // One from elsewhere is of no use: the writer went on from a former
+        // owner's frame, and that read may wait for output that never comes.
+        if spool.reading.as_ref().is_none_or(|(at, _)| *at != offset) {
+            spool.reading = Some((offset, self.read(offset)));
+        }
+    }
+
+    fn read(&self, offset: u64) -> Read {
         let (session, run) = (Arc::clone(&self.session), self.run);
         Box::pin(async move {
             let mut attempt = 0;
@@ -267,6 +295,26 @@ impl Pump {
 
     fn report(&self, to: &ActorRef<agent::Msg>, report: Report) {
         let _ = to.cast(agent::Msg::Input(appender::Input::Report(self.run, report)));
+    }
+}
+
+/// Polls it once: what it asks for is under way before this task is busy again.
+async fn begin<T: Send + 'static>(future: &mut Option<BoxFuture<'static, T>>) {
+    if let Some(begun) = future
+        && let Poll::Ready(outcome) = poll!(begun)
+    {
+        *future = Some(Box::pin(std::future::ready(outcome)));
+    }
+}
+
+async fn next_read(reading: &mut Option<(u64, Read)>) -> Result<Chunk, Fault> {
+    match reading {
+        Some((_, read)) => {
+            let chunk = read.await;
+            *reading = None;
+            chunk
+        }
+        None => std::future::pending().await,
     }
 }
 

@@ -7,18 +7,23 @@ use acri::{
     AgentId, AgentSpec, CapabilitySet, ErrorCode, Event, HarnessType, NodeId, Payload, RunId, RunState, StreamSeq,
     command::OnExpiry,
     event::FailReason,
+    id::Epoch,
     status::{Phase, RunStatus, Termination},
 };
 use acri_bus::{
     memory::MemoryBus,
-    port::{EventSelection, SharedBus, Until},
+    port::{Appended, EventSelection, FrameAppend, Logs as _, SharedBus, Until},
 };
 use acri_client::{Client, EventItem, EventTypes, EventsSince, LogItem, Since};
-use acri_core::{appender::Stored, check};
+use acri_core::{
+    appender::Stored,
+    check,
+    writer::{self, SpoolRecord, Writer},
+};
 use acri_drivers::{
     driver::{
-        Attached, Chunk, Driver, Exit, Fault, Held, Info, KillSwitch, Owner, Provisioned, Refusal, Session, Start,
-        StartError,
+        Attached, Chunk, Driver, Exit, Fault, Held, Info, KillSwitch, OutputRecord, Owner, Provisioned, Refusal,
+        Session, Start, StartError,
     },
     scripted::{Effect, Failure, ScriptedDriver, World},
 };
@@ -28,7 +33,7 @@ use bytes::Bytes;
 use futures_util::StreamExt as _;
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU32, Ordering},
     },
     time::Duration,
@@ -46,6 +51,8 @@ struct Mishaps {
     start_panics: AtomicU32,
     exit_panics: AtomicU32,
     attaches: AtomicU32,
+    /// Where a former owner's frame of a run's first two lines gets in before ours.
+    late_frame: Mutex<Option<MemoryBus>>,
 }
 
 fn strike(left: &AtomicU32, what: &str) {
@@ -62,12 +69,13 @@ struct Hooked {
 
 struct HookedSession {
     inner: Arc<dyn Session>,
+    run: (AgentId, RunId),
     mishaps: Arc<Mishaps>,
 }
 
 impl Hooked {
-    fn session(&self, inner: Arc<dyn Session>) -> Arc<dyn Session> {
-        Arc::new(HookedSession { inner, mishaps: Arc::clone(&self.mishaps) })
+    fn session(&self, inner: Arc<dyn Session>, run: (AgentId, RunId)) -> Arc<dyn Session> {
+        Arc::new(HookedSession { inner, run, mishaps: Arc::clone(&self.mishaps) })
     }
 }
 
@@ -91,13 +99,13 @@ impl Driver for Hooked {
     }
     async fn start(&self, start: &Start) -> Result<Arc<dyn Session>, StartError> {
         strike(&self.mishaps.start_panics, "start");
-        Ok(self.session(self.inner.start(start).await?))
+        Ok(self.session(self.inner.start(start).await?, (start.agent, start.run)))
     }
     async fn attach(&self, agent: AgentId, run: RunId, owner: Owner) -> Result<Attached, Fault> {
         self.mishaps.attaches.fetch_add(1, Ordering::SeqCst);
         strike(&self.mishaps.attach_panics, "attach");
         match self.inner.attach(agent, run, owner).await? {
-            Attached::Session(session) => Ok(Attached::Session(self.session(session))),
+            Attached::Session(session) => Ok(Attached::Session(self.session(session, (agent, run)))),
             other => Ok(other),
         }
     }
@@ -131,7 +139,17 @@ impl Session for HookedSession {
     }
     async fn output(&self, offset: u64, bytes_max: usize) -> Result<Chunk, Fault> {
         strike(&self.mishaps.output_panics, "output");
-        self.inner.output(offset, bytes_max).await
+        let late = self.mishaps.late_frame.lock().unwrap().take();
+        let mut chunk = self.inner.output(offset, bytes_max).await?;
+        if let Some(bus) = late {
+            while chunk.records.len() < 3 {
+                tokio::task::yield_now().await;
+                chunk = self.inner.output(offset, bytes_max).await?;
+            }
+            let frame = frame_of(self.run, &chunk.records[..2], chunk.records[2].spool_offset);
+            assert!(matches!(bus.append_frame(&frame).await, Appended::Stored(_)));
+        }
+        Ok(chunk)
     }
     async fn exit(&self) -> Result<Exit, Fault> {
         strike(&self.mishaps.exit_panics, "exit");
@@ -143,6 +161,26 @@ impl Session for HookedSession {
     async fn resume_token(&self) -> Result<Option<Bytes>, Fault> {
         self.inner.resume_token().await
     }
+}
+
+/// The frame that an owner published who had read these records as one.
+fn frame_of((agent, run): (AgentId, RunId), records: &[OutputRecord], spool_end: u64) -> FrameAppend {
+    let (first, bytes) = (&records[0], records.iter().flat_map(|record| record.bytes.to_vec()).collect::<Vec<_>>());
+    let (mut writer, begun) = Writer::new(agent, run, Epoch(1), None);
+    let [writer::Output::ReadLast { token, .. }] = begun[..] else { panic!("{begun:?}") };
+    writer.step(writer::Input::Last(token, None));
+    let outputs = writer.step(writer::Input::Output(SpoolRecord {
+        spool_offset: first.spool_offset,
+        spool_end,
+        stream: first.stream,
+        stream_offset: first.stream_offset,
+        time: first.time,
+        bytes: &bytes,
+    }));
+    let Some(writer::Output::Publish { expect, bytes, resume, .. }) = outputs.into_iter().next() else {
+        panic!("a whole line is published at once")
+    };
+    FrameAppend { agent, run: Some(run), expect, epoch: Epoch(1), resume, bytes }
 }
 
 /// A bus, a world of scripts, and nodes that come and go.
@@ -457,6 +495,24 @@ async fn an_acknowledgement_lost_after_the_commit_costs_nothing_and_doubles_noth
     assert_eq!(rig.log(run).await, ["a", "b"]);
     rig.assert_history_is_sound(run.0).await;
     assert!(faulty.faults().counts().values().sum::<u64>() >= 5, "{:?}", faulty.faults().counts());
+    node.leave().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_former_owners_late_frame_does_not_hold_is_read_again_though_the_harness_is_silent() {
+    let rig = Rig::new();
+    *rig.mishaps.late_frame.lock().unwrap() = Some(rig.bus.another());
+    let node = rig.start("one").await;
+    let run = rig.run(&["say a", "say b", "say c", "wait go", "exit 0"]).await;
+    // The frame of the first line is refused, and the harness says nothing more.
+    let mut log = rig.client.logs(run.0, run.1, Since::Start, true);
+    for line in ["a", "b", "c"] {
+        let item = tokio::time::timeout(PATIENCE, log.next()).await.unwrap().unwrap().unwrap();
+        let LogItem::Event(event, _) = item else { panic!("{item:?}") };
+        assert_eq!(event.payload.as_bytes(), line.as_bytes());
+    }
+    rig.world.release(run.0, run.1, "go");
+    assert_eq!(rig.log(run).await, ["a", "b", "c"]);
     node.leave().await;
 }
 

@@ -7,7 +7,7 @@ pub const EVENT_BODY_BYTES_MAX: usize = 256 * 1024;
 /// Bytes in one log line before it is split into parts.
 pub const LOG_LINE_BYTES_MAX: usize = 1024 * 1024;
 /// Bytes of harness output that one log frame carries, at most.
-pub const FRAME_BYTES_MAX: usize = 512 * 1024;
+pub const FRAME_BYTES_MAX: usize = 1024 * 1024;
 /// Bytes in one stored log message with its header: a part of a line may
 /// exceed a frame, so this stands above both.
 pub const FRAME_MESSAGE_BYTES_MAX: usize = 1536 * 1024;

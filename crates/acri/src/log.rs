@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 
 pub mod decode;
 pub mod encode;
+pub mod packed;
 
 /// Which output of a local harness.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

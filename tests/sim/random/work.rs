@@ -333,6 +333,7 @@ impl World {
                 writer::Output::Done { count, chain, gap } => reports.push(Report::LogsDone { count, chain, gap }),
             }
         }
+        pump.writer.prepare();
         for report in reports {
             self.input(at, agent, owner, Input::Report(run, report))?;
         }

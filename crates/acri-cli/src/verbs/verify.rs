@@ -8,10 +8,10 @@ use crate::{
     resolve,
 };
 use acri::{
-    AgentId, Event, RunId, StreamSeq, Subject, codec,
+    AgentId, Event, RunId, StreamSeq, Subject,
     event::RunLogsSealed,
     id::{LogSeq, Sha256Digest},
-    log::{LogFrame, ResumeToken},
+    log::{ResumeToken, decode},
 };
 use acri_bus::port::{EventSelection, Recorded, Until};
 use acri_client::{Client, EventItem, EventTypes, EventsSince};
@@ -191,7 +191,7 @@ enum Odd {
 
 impl LogSum {
     fn frame(&mut self, bytes: &[u8]) -> Result<(), Odd> {
-        let frame: LogFrame = codec::from_msgpack(bytes).map_err(|error| Odd::Wrong(error.to_string()))?;
+        let frame = decode::frame(bytes).map_err(|error| Odd::Wrong(error.to_string()))?;
         let (first, behind) = (frame.sequence, frame.next_sequence());
         if behind <= self.next {
             // Stored twice, which retention can do; readers skip it too.
@@ -282,7 +282,10 @@ fn tell(out: &mut Out, report: &Report, damage: &[String], logs: &Logs) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
-    use acri::{Payload, Timestamp, log::LogRecord, log::LogType, log::Origin};
+    use acri::{
+        Payload, Timestamp, codec,
+        log::{LogFrame, LogRecord, LogType, Origin},
+    };
 
     fn frame(sequence: u64, lines: &[&str]) -> Vec<u8> {
         let record = |line: &&str| LogRecord {

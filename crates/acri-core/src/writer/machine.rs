@@ -166,8 +166,20 @@ impl Writer {
         let max = self.limits.derived_in_flight_max;
         self.pending.derive(max, |source, event| outputs.push(Output::Derive(source, Box::new(event))));
         self.publish(&mut outputs);
-        self.prepare();
         outputs
+    }
+
+    /// Cuts the next frame while one is in flight, if it would be full: that
+    /// takes as long as the frame is under way. Call it after the outputs of a
+    /// step were carried out; it changes nothing but when the work is done.
+    pub fn prepare(&mut self) {
+        let (Phase::Publishing(_), Some(flight), None) = (self.phase, &self.flight, &self.ready) else {
+            return;
+        };
+        let frame_bytes_max = self.limits.frame_bytes_max;
+        if self.pending.is_frame_full(frame_bytes_max) {
+            self.ready = cut(&mut self.pending, self.agent, self.run, &flight.token, frame_bytes_max);
+        }
     }
 
     /// False if the input means nothing now.
@@ -392,17 +404,6 @@ impl Writer {
             self.phase = Phase::Over;
             let count = LogSeq(base.next_sequence.0.saturating_sub(1));
             outputs.push(Output::Done { count, chain: base.chain, gap: self.gap });
-        }
-    }
-
-    /// Cuts the next frame while one is in flight, if it would be full.
-    fn prepare(&mut self) {
-        let (Phase::Publishing(_), Some(flight), None) = (self.phase, &self.flight, &self.ready) else {
-            return;
-        };
-        let frame_bytes_max = self.limits.frame_bytes_max;
-        if self.pending.is_frame_full(frame_bytes_max) {
-            self.ready = cut(&mut self.pending, self.agent, self.run, &flight.token, frame_bytes_max);
         }
     }
 

@@ -2,8 +2,9 @@
 //! stored once and in order, whatever crashes and whoever owned the run before.
 //!
 //! The driver reads the spool from [`Writer::wants_output`], calls
-//! [`Writer::step`] with whatever happens, and carries out the [`Output`]s in
-//! order. It decides nothing. [`reader`] is the other end.
+//! [`Writer::step`] with whatever happens, carries out the [`Output`]s in
+//! order, and then lets it [`Writer::prepare`]. It decides nothing. [`reader`]
+//! is the other end.
 //!
 //! ```text
 //!   spool record ─ split ─ pending ─ frame in flight ─ stored ─ release
@@ -221,8 +222,8 @@ impl Default for Limits {
         Self {
             line_bytes_max: limits::LOG_LINE_BYTES_MAX,
             frame_bytes_max: limits::FRAME_BYTES_MAX,
-            pending_bytes_wanted: 2 * limits::FRAME_BYTES_MAX,
-            pending_bytes_max: 8 * limits::FRAME_BYTES_MAX,
+            pending_bytes_wanted: 3 * limits::FRAME_BYTES_MAX / 2,
+            pending_bytes_max: 6 * limits::FRAME_BYTES_MAX,
             derived_in_flight_max: 64,
         }
     }

@@ -8,6 +8,7 @@ use acri::{
     log::{
         LogType, Origin, ParserState, ResumeToken, Stream, StreamPosition,
         encode::{self, RecordRef},
+        packed,
     },
 };
 use bytes::Bytes;
@@ -190,7 +191,8 @@ impl Pending {
 
         let length = usize::try_from(end - self.cut_off).expect("it is in memory");
         let count = u32::try_from(events).expect("an event takes a byte and more, and a frame is small");
-        let bytes = encode::frame(agent, Some(run), base.next_sequence, count, &self.encoded[..length]);
+        let frame = encode::frame(agent, Some(run), base.next_sequence, count, &self.encoded[..length]);
+        let bytes = packed::pack(frame);
         if length == self.encoded.len() && self.encoded.capacity() <= 2 * bytes_max {
             self.encoded.clear();
         } else {

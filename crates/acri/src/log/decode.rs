@@ -6,7 +6,7 @@
 //! [`codec::from_msgpack`], which decides alone what is a frame and what is
 //! not; a test holds both together.
 
-use super::{LogFrame, LogRecord, LogType, Origin, Stream};
+use super::{LogFrame, LogRecord, LogType, Origin, Stream, packed};
 use crate::{
     codec,
     id::{AgentId, LogSeq, RunId},
@@ -18,12 +18,13 @@ use uuid::Uuid;
 /// Bytes of the smallest record: bounds what a count makes us reserve.
 const RECORD_BYTES_MIN: usize = 32;
 
-/// Reads exactly one frame.
+/// Reads exactly one frame, in its stored form ([`packed`]).
 ///
 /// # Errors
-/// Those of [`codec::from_msgpack`].
-pub fn frame(bytes: &[u8]) -> Result<LogFrame, codec::Error> {
-    as_written(bytes).map_or_else(|| codec::from_msgpack(bytes), Ok)
+/// Those of [`packed::unpack`] and of [`codec::from_msgpack`].
+pub fn frame(stored: &[u8]) -> Result<LogFrame, codec::Error> {
+    let bytes = packed::unpack(stored)?;
+    as_written(&bytes).map_or_else(|| codec::from_msgpack(&bytes), Ok)
 }
 
 /// The frame, if it is in the form that we write.

@@ -6,7 +6,7 @@ use acri::{
     Payload, StreamSeq, Timestamp, codec,
     cursor::Cursor,
     id::LogSeq,
-    log::{LogFrame, LogRecord, LogType, Origin, Stream},
+    log::{LogFrame, LogRecord, LogType, Origin, Stream, decode},
 };
 use expect_test::{Expect, expect};
 
@@ -235,7 +235,7 @@ fn bytes_that_are_no_frame_are_said_and_read_past() {
     );
     for sequence in [0, u64::MAX, u64::MAX - 1] {
         let mut event = stored();
-        let mut frame: LogFrame = codec::from_msgpack(&event.frames[0].1).unwrap();
+        let mut frame = decode::frame(&event.frames[0].1).unwrap();
         frame.sequence = LogSeq(sequence);
         event.frames[0].1 = codec::to_msgpack(&frame).unwrap();
         assert!(event.read(Since::Start).0.contains("malformed 10\ngap 1 to 2\n"));

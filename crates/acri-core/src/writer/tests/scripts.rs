@@ -5,7 +5,7 @@ use crate::writer::{Input, LastFrame, Limits};
 use acri::{
     codec,
     id::Epoch,
-    log::{LogFrame, ResumeToken, Stream},
+    log::{ResumeToken, Stream, decode},
 };
 use expect_test::{Expect, expect};
 
@@ -77,7 +77,7 @@ fn command(world: &mut World, word: &str, rest: &str) {
 fn state(world: &World) -> String {
     let mut shown = String::new();
     if let Some(sent) = &world.publish {
-        let frame: LogFrame = codec::from_msgpack(&sent.bytes).unwrap();
+        let frame = decode::frame(&sent.bytes).unwrap();
         let token: ResumeToken = codec::from_msgpack(&sent.resume).unwrap();
         let events: Vec<_> =
             frame.events.iter().map(|event| String::from_utf8_lossy(event.payload.as_bytes()).into_owned()).collect();

@@ -13,7 +13,7 @@ use acri::{
     cursor::Cursor,
     event::{EscalationRaised, Source},
     id::{Epoch, LogSeq, Sha256Digest},
-    log::{LogEvent, LogFrame, ResumeToken, Stream},
+    log::{LogEvent, ResumeToken, Stream, decode, packed},
 };
 use bytes::Bytes;
 use std::collections::{BTreeMap, VecDeque};
@@ -192,12 +192,15 @@ impl World {
                 Output::Done { count, chain, gap } => self.done = Some((count, chain, gap)),
             }
         }
+        self.writer.prepare();
     }
 
-    fn fits(&self, bytes: &[u8], events: usize) {
-        let frame: LogFrame = codec::from_msgpack(bytes).unwrap();
+    fn fits(&self, stored: &[u8], events: usize) {
+        let frame = decode::frame(stored).unwrap();
         assert_eq!(frame.events.len(), events);
-        assert_eq!(codec::to_msgpack(&frame).unwrap(), bytes);
+        let bytes = packed::unpack(stored).unwrap();
+        assert_eq!(codec::to_msgpack(&frame).unwrap(), *bytes);
+        assert!(stored.len() <= bytes.len());
         assert!(events == 1 || bytes.len() <= self.limits.frame_bytes_max + 96, "{}", bytes.len());
         assert!(bytes.len() + 4096 < acri::limits::FRAME_MESSAGE_BYTES_MAX);
         assert!(frame.events.iter().all(|event| event.payload.as_bytes().len() <= self.limits.line_bytes_max));
