@@ -21,6 +21,8 @@ mod owners;
 #[cfg(test)]
 mod readers;
 #[cfg(test)]
+mod room;
+#[cfg(test)]
 mod silence;
 #[cfg(test)]
 mod trees;

@@ -225,7 +225,7 @@ impl Actor for Agent {
 
 fn with_ctx<T>(shared: &Shared, act: impl FnOnce(Ctx<'_>) -> T) -> T {
     let mut mint = || shared.mint_event_id();
-    act(Ctx { now: shared.clock.now(), mint: &mut mint })
+    act(Ctx { now: shared.clock.now(), events_percent: shared.room.percent(), mint: &mut mint })
 }
 
 impl State {
@@ -435,6 +435,7 @@ impl State {
                 }
                 Appended::Refused(error) => {
                     tracing::warn!(%error, "append is refused");
+                    shared.room.ask();
                     Input::Refused(token, ErrorBody::new(ErrorCode::ResourceExhausted, error.to_string()))
                 }
             };

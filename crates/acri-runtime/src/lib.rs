@@ -25,6 +25,7 @@ mod lease;
 pub mod node;
 mod pump;
 mod request;
+mod room;
 mod run;
 mod service;
 mod supervisor;

@@ -9,6 +9,7 @@ use crate::{
     control::{self, Control, Switches},
     counters::Counters,
     lease::{Lease, Terms},
+    room::{self, Room},
     service::{self, Service},
     supervisor::{self, Supervisor},
 };
@@ -103,6 +104,7 @@ pub(crate) struct Shared {
     pub(crate) clock: Arc<BusClock>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) sessions: Sessions,
+    pub(crate) room: Room,
     pub(crate) agents: AtomicU64,
     /// The newest event that was acknowledged to this node.
     acknowledged: Mutex<Option<(StreamSeq, Bytes)>>,
@@ -288,6 +290,7 @@ impl Node {
             clock,
             counters,
             sessions: Sessions::default(),
+            room: Room::default(),
             agents: AtomicU64::new(0),
             acknowledged: Mutex::default(),
         });
@@ -326,6 +329,9 @@ impl Node {
                 self.take_back(&harness, agent).await?;
             }
         }
+        // Known before the first Create can come.
+        room::look(&self.shared).await;
+        tokio::spawn(room::watch(Arc::clone(&self.shared), self.stop.clone()));
         let index = Arc::new(Mutex::new(index));
         for driver in &drivers {
             let Some(supervisor) = self.supervisors.get(driver.harness()).cloned() else {

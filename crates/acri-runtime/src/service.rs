@@ -93,7 +93,9 @@ impl Service {
         match self.shared.bus.last(agent).await {
             Ok(Some(_)) => {}
             Ok(None) => {
-                if let Err(error) = command.check_time(self.shared.clock.now()) {
+                let checked = command.check_time(self.shared.clock.now());
+                let checked = checked.and_then(|()| command.check_room(self.shared.room.percent()));
+                if let Err(error) = checked {
                     back.refuse(&error).await;
                     return;
                 }

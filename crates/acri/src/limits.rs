@@ -11,6 +11,9 @@ pub const FRAME_BYTES_MAX: usize = 1024 * 1024;
 /// Bytes in one stored log message with its header: a part of a line may
 /// exceed a frame, so this stands above both.
 pub const FRAME_MESSAGE_BYTES_MAX: usize = 1536 * 1024;
+/// Hundredths of the event stream from which on nothing new begins: the rest is
+/// for the ends of what runs.
+pub const EVENTS_PERCENT_MAX: u64 = 90;
 /// Commands that wait for one agent.
 pub const COMMANDS_WAITING_MAX: usize = 256;
 /// Bytes in a reason (Stop, Kill, remove).

@@ -324,7 +324,7 @@ impl World {
         let lost = self.out_of_reach(at, agent);
         let minted = &mut self.minted;
         let mut mint = || mint(minted);
-        let adopted = Appender::adopt(me, history, history_lost, Ctx { now, mint: &mut mint });
+        let adopted = Appender::adopt(me, history, history_lost, Ctx { now, events_percent: 0, mint: &mut mint });
         let (core, outputs) = match adopted {
             Ok(adopted) => adopted,
             Err(_) if self.is_damaged(agent) => return Ok(()),
@@ -409,7 +409,7 @@ impl World {
         let creation = stage::creation(self.agents[agent].create, self.agents[agent].spec.clone());
         let minted = &mut self.minted;
         let mut mint = || mint(minted);
-        let ctx = Ctx { now, mint: &mut mint };
+        let ctx = Ctx { now, events_percent: 0, mint: &mut mint };
         let (core, outputs) = Appender::create(me, creation, Asker(0), command, ctx);
         let mut owner = Owner::new(core, None);
         owner.ask(number);

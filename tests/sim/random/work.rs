@@ -24,7 +24,7 @@ impl World {
         let now = self.now();
         let minted = &mut self.minted;
         let mut mint = || mint(minted);
-        let outputs = owner.core.step(input, Ctx { now, mint: &mut mint });
+        let outputs = owner.core.step(input, Ctx { now, events_percent: 0, mint: &mut mint });
         self.carry_out(at, agent, owner, outputs)
     }
 

@@ -238,7 +238,7 @@ impl Machines {
         let order = Order::Create(acri::command::CreateAgent { spec: plan.spec.clone() });
         let command = plan.command(plan.create, order);
         let mut mint = || mint(0, &mut minted);
-        let ctx = Ctx { now: plan.now, mint: &mut mint };
+        let ctx = Ctx { now: plan.now, events_percent: 0, mint: &mut mint };
         let (mut machine, mut outputs) = Appender::create(plan.me(0), creation, Asker(0), command, ctx);
         let start = Order::Start(acri::command::StartRun { task: acri::Payload::text("") });
         let mut next = vec![
@@ -269,7 +269,7 @@ impl Machines {
             }
             outputs = Vec::new();
             for input in inputs {
-                outputs.extend(machine.step(input, Ctx { now: plan.now, mint: &mut mint }));
+                outputs.extend(machine.step(input, Ctx { now: plan.now, events_percent: 0, mint: &mut mint }));
             }
         }
         self.keep(Owner { machine, minted, append: None, read: None, effects, halted: None })
@@ -279,7 +279,7 @@ impl Machines {
     pub(crate) fn adopt(&mut self, history: &[Stored]) -> Result<Id, String> {
         let mut minted = 0;
         let mut mint = || mint(1, &mut minted);
-        let ctx = Ctx { now: self.plan.now, mint: &mut mint };
+        let ctx = Ctx { now: self.plan.now, events_percent: 0, mint: &mut mint };
         let (machine, outputs) = Appender::adopt(self.plan.me(1), history, false, ctx)
             .map_err(|halt| format!("the taker cannot adopt: {halt:?}"))?;
         let effects = BTreeMap::new();
@@ -303,7 +303,7 @@ impl Machines {
         let real = owner.input(input, &self.plan, &self.questions, history);
         let mut minted = owner.minted;
         let mut mint = || mint(node, &mut minted);
-        let outputs = owner.machine.step(real, Ctx { now: self.plan.now, mint: &mut mint });
+        let outputs = owner.machine.step(real, Ctx { now: self.plan.now, events_percent: 0, mint: &mut mint });
         owner.minted = minted;
         let outs: Rc<[OwnerOut]> = owner.note(outputs).into();
         let next = self.keep(owner);

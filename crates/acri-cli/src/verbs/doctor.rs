@@ -189,7 +189,7 @@ fn mib(bytes: u64) -> String {
 }
 
 /// From this share of what a stream may hold on, it is about to be full.
-const STREAM_FULL_PERCENT: u64 = 90;
+const STREAM_FULL_PERCENT: u64 = acri::limits::EVENTS_PERCENT_MAX;
 /// Below this share of free space a spool may soon be full.
 const DISK_FREE_PERCENT_MIN: u64 = 5;
 

@@ -60,11 +60,11 @@ impl Appender {
 
     /// Puts the next event into the free slot.
     fn fill(&mut self, ctx: Ctx<'_>, out: &mut Vec<Output>) {
-        let Ctx { now, mint } = ctx;
+        let Ctx { now, events_percent, mint } = ctx;
         // The time that the event will bear: a deadline counts from it.
         let time = now.max(self.agent.last().time);
         while self.slot.is_none() {
-            let Some((purpose, draft)) = self.next(time, out) else { return };
+            let Some((purpose, draft)) = self.next(time, events_percent, out) else { return };
             let asker = match &purpose {
                 Purpose::Command(asker, _) => Some(*asker),
                 Purpose::Claim | Purpose::Derived(..) | Purpose::Owed => None,
@@ -73,7 +73,7 @@ impl Appender {
                 Purpose::Derived(run, source, _) => Some((*run, *source)),
                 Purpose::Claim | Purpose::Command(..) | Purpose::Owed => None,
             };
-            let Err(error) = self.send(draft, purpose, Ctx { now, mint: &mut *mint }, out) else {
+            let Err(error) = self.send(draft, purpose, Ctx { now, events_percent, mint: &mut *mint }, out) else {
                 return;
             };
             match (asker, of_output) {
@@ -88,7 +88,7 @@ impl Appender {
         }
     }
 
-    fn next(&mut self, now: Timestamp, out: &mut Vec<Output>) -> Option<(Purpose, Draft)> {
+    fn next(&mut self, now: Timestamp, events_percent: u64, out: &mut Vec<Output>) -> Option<(Purpose, Draft)> {
         match self.life {
             Life::Creating | Life::Halted => return None,
             Life::Claiming { .. } if self.agent.removed() => {
@@ -104,7 +104,7 @@ impl Appender {
         if let Some((draft, true)) = &owed {
             return Some((Purpose::Owed, draft.clone()));
         }
-        if let Some(next) = self.next_command(true, now, out) {
+        if let Some(next) = self.next_command(true, now, events_percent, out) {
             return Some(next);
         }
         if let Some((draft, _)) = owed {
@@ -115,9 +115,9 @@ impl Appender {
         }
         self.command_next = !self.command_next;
         if self.command_next {
-            self.next_command(false, now, out).or_else(|| self.next_derived(out))
+            self.next_command(false, now, events_percent, out).or_else(|| self.next_derived(out))
         } else {
-            self.next_derived(out).or_else(|| self.next_command(false, now, out))
+            self.next_derived(out).or_else(|| self.next_command(false, now, events_percent, out))
         }
     }
 
@@ -139,11 +139,18 @@ impl Appender {
         self.seen.values().filter_map(|seen| seen.claiming_until()).max()
     }
 
-    fn next_command(&mut self, kill: bool, now: Timestamp, out: &mut Vec<Output>) -> Option<(Purpose, Draft)> {
+    fn next_command(
+        &mut self,
+        kill: bool,
+        now: Timestamp,
+        events_percent: u64,
+        out: &mut Vec<Output>,
+    ) -> Option<(Purpose, Draft)> {
         loop {
             let queue = if kill { &mut self.kills } else { &mut self.commands };
             let (asker, command) = queue.pop_front()?;
-            match decide::decide(&self.agent, &command, now) {
+            let decided = decide::decide(&self.agent, &command, now);
+            match decided.and_then(|decided| decide::check_room(&command, decided, events_percent)) {
                 Ok(Decided::Append(draft)) => {
                     return Some((Purpose::Command(asker, command), draft));
                 }

@@ -295,4 +295,17 @@ impl Command {
     pub fn check_time(&self, now: Timestamp) -> Result<(), ErrorBody> {
         crate::agent::decide::check_time(self.id, self.expires, now)
     }
+
+    /// Refuses a Create that is certainly no repeat where the event stream is
+    /// nearly full, before anything is provisioned for it. What an [`Appender`]
+    /// is asked it checks itself.
+    ///
+    /// [`Appender`]: super::Appender
+    ///
+    /// # Errors
+    /// `resource_exhausted`.
+    pub fn check_room(&self, events_percent: u64) -> Result<(), ErrorBody> {
+        let begins = matches!(self.order, Order::Create(_));
+        if begins { crate::agent::decide::room(events_percent) } else { Ok(()) }
+    }
 }

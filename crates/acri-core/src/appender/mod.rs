@@ -40,6 +40,8 @@ use std::{
 pub struct Ctx<'a> {
     /// The bus's time, as the node knows it.
     pub now: Timestamp,
+    /// How full the event stream is, in hundredths, as far as the node knows.
+    pub events_percent: u64,
     /// Makes a fresh event id.
     pub mint: &'a mut dyn FnMut() -> EventId,
 }

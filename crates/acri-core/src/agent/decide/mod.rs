@@ -14,7 +14,7 @@ use crate::appender::{Answer, Command, Order};
 use acri::{
     CommandId, ErrorBody, ErrorCode, Event, RunId, Timestamp,
     event::Source,
-    limits::{COMMAND_AGE_MAX, COMMAND_AHEAD_MAX},
+    limits::{COMMAND_AGE_MAX, COMMAND_AHEAD_MAX, EVENTS_PERCENT_MAX},
 };
 
 /// An event to be appended, without what the sequencer adds.
@@ -118,6 +118,29 @@ pub(crate) fn known(agent: &Agent, command: &Command) -> Option<Result<Decided, 
 /// `deadline_exceeded`; `invalid_argument` if the id is no UUIDv7.
 pub fn check_time(id: CommandId, expires: Option<Timestamp>, now: Timestamp) -> Result<(), ErrorBody> {
     check_age(id, now).and_then(|()| check_expiry(expires, now))
+}
+
+/// Refuses what would begin something where the event stream is nearly full:
+/// the rest is for the ends of what runs, Kills and seals. What is known
+/// already needs no room.
+pub(crate) fn check_room(command: &Command, decided: Decided, events_percent: u64) -> Result<Decided, ErrorBody> {
+    match (&decided, &command.order) {
+        (Decided::Append(_), Order::Start(_)) => room(events_percent).map(|()| decided),
+        _ => Ok(decided),
+    }
+}
+
+/// # Errors
+/// `resource_exhausted` where the event stream is too full to begin anything.
+pub(crate) fn room(events_percent: u64) -> Result<(), ErrorBody> {
+    if events_percent < EVENTS_PERCENT_MAX {
+        return Ok(());
+    }
+    let text = format!(
+        "the event stream ACRI_EVENTS is {events_percent} % full, and from {EVENTS_PERCENT_MAX} % on nothing new \
+         begins, so that what runs can end: give the stream more room"
+    );
+    Err(ErrorBody::new(ErrorCode::ResourceExhausted, text))
 }
 
 /// Refuses an id that is too old, or from the future.

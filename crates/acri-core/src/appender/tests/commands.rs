@@ -260,3 +260,42 @@ fn another_spec_under_the_same_create_is_refused() {
     let out = player.world.step(Input::Command(asker, command));
     assert!(matches!(&out[0], Output::Reply(_, Answer::Refused(error)) if error.code == ErrorCode::IdReused));
 }
+
+#[test]
+fn from_ninety_percent_on_nothing_new_begins_and_what_runs_can_end() {
+    check(
+        "create\nfull 89\nstart r1 t\nfull 90\nstart r1 t\nr1 started\nstart r2 t\nstop s1 r1 500ms\nkill k1 r1\nr1 exit sig 9 killed k1\nr1 logs 0\nstart r2 t\nfull 89\nstart r2 t\nfull 100\nr2 started\nr2 exit 0\nr2 logs 0\nremove x",
+        expect![[r#"
+            create -> agent.created; [1] created on node-1
+            full 89 -> 
+            start r1 t -> run.accepted("t"); [2] started; SPAWN; wake 60000ms
+            full 90 -> 
+            start r1 t -> [3] started
+            r1 started -> run.started; PUMP
+            start r2 t -> [4] ACRI-0005 failed_precondition: run 8b71d1ad-8021-8be3-a51b-7f2efd3efe0b is open: running
+            stop s1 r1 500ms -> run.stop_requested(s1!, Kill at 500ms); [5] stopping until 500ms; STOP; wake 500ms
+            kill k1 r1 -> run.kill_requested(k1! by ann); KILL (k1!, by ann)
+            r1 exit sig 9 killed k1 -> run.killed(requested, k1!, signal 9); [6] killed, proved
+            r1 logs 0 -> run.logs_sealed(0); sealed
+            start r2 t -> [7] ACRI-0007 resource_exhausted: the event stream ACRI_EVENTS is 90 % full, and from 90 % on nothing new begins, so that what runs can end: give the stream more room (retry)
+            full 89 -> 
+            start r2 t -> run.accepted("t"); [8] started; SPAWN; wake 60000ms
+            full 100 -> 
+            r2 started -> run.started; PUMP
+            r2 exit 0 -> run.completed(code 0)
+            r2 logs 0 -> run.logs_sealed(0); sealed
+            remove x -> agent.removed(done); [9] removed; retired
+        "#]],
+    );
+}
+
+#[test]
+fn a_create_that_is_no_repeat_is_refused_from_ninety_percent_on() {
+    let mut player = Player::new();
+    let spec = player.world.spec.clone();
+    let create = player.world.command("create", Order::Create(CreateAgent { spec }));
+    assert_eq!(create.check_room(89), Ok(()));
+    let refused = create.check_room(90).unwrap_err();
+    assert_eq!((refused.code, refused.retryable), (ErrorCode::ResourceExhausted, true));
+    assert!(refused.message.contains("ACRI_EVENTS is 90 % full"), "{}", refused.message);
+}

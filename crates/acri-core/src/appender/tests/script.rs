@@ -125,6 +125,10 @@ impl Player {
                 self.world.step(Input::ReadFailed(token))
             }
             [word @ ("ack" | "lose" | "drop" | "dup" | "conflict" | "refuse")] => self.bus(word),
+            ["full", percent] => {
+                self.world.events_percent = percent.parse().unwrap();
+                Vec::new()
+            }
             [time] if time.starts_with('+') => {
                 self.world.pass(millis(&time[1..]));
                 self.world.step(Input::Tick)

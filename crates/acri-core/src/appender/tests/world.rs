@@ -24,6 +24,7 @@ pub(super) struct UnderWay {
 #[derive(Clone)]
 pub(super) struct World {
     pub(super) now: Timestamp,
+    pub(super) events_percent: u64,
     pub(super) machine: Option<Appender>,
     pub(super) store: Vec<(Subject, Stored)>,
     events: Vec<EventEnvelope>,
@@ -45,6 +46,7 @@ impl World {
     pub(super) fn new() -> Self {
         Self {
             now: Timestamp::from_micros(i64::try_from(START_MS).unwrap() * 1000),
+            events_percent: 0,
             machine: None,
             store: Vec::new(),
             events: Vec::new(),
@@ -108,7 +110,7 @@ impl World {
             *minted += 1;
             EventId::from_uuid(Uuid::from_u128(*minted))
         };
-        act(&mut self.machine, Ctx { now: self.now, mint: &mut mint })
+        act(&mut self.machine, Ctx { now: self.now, events_percent: self.events_percent, mint: &mut mint })
     }
 
     pub(super) fn create(&mut self, name: &str) -> Vec<Output> {
