@@ -32,5 +32,11 @@ mod up;
 /// A site for this package's build of the program.
 #[cfg(test)]
 async fn site() -> acri_tests::site::Site {
-    Box::pin(acri_tests::site::Site::start(env!("CARGO_BIN_EXE_acri-under-test"))).await
+    site_with(Vec::new()).await
+}
+
+/// The same, with further users of the bus.
+#[cfg(test)]
+async fn site_with(users: Vec<acri_bus::local::User>) -> acri_tests::site::Site {
+    Box::pin(acri_tests::site::Site::start_with(env!("CARGO_BIN_EXE_acri-under-test"), users)).await
 }

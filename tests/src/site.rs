@@ -3,7 +3,7 @@
 use crate::{PATIENCE, look, process, within};
 use acri::{AgentId, AgentSpec, NodeId, Payload, RunId};
 use acri_bus::{
-    local::Server,
+    local::{Server, User},
     nats::{self, NatsBus},
 };
 use acri_client::{Client, Limits, SharedBus};
@@ -40,7 +40,12 @@ pub struct Site {
 impl Site {
     /// A site for the program under test, with a server that was just started.
     pub async fn start(program: &str) -> Self {
-        let server = within("a nats-server", Box::pin(Server::start_for_test())).await;
+        Self::start_with(program, Vec::new()).await
+    }
+
+    /// The same, with further users of the bus.
+    pub async fn start_with(program: &str, users: Vec<User>) -> Self {
+        let server = within("a nats-server", Box::pin(Server::start_for_test_with(users))).await;
         Self {
             server: server.expect("a nats-server of one's own"),
             program: program.into(),

@@ -25,6 +25,20 @@ use bytes::Bytes;
 use futures_util::stream::BoxStream;
 use std::{sync::Arc, time::Duration};
 
+/// What stands in the way of something that the bus refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Why {
+    /// There is no room: in the stream, the account or the server's store.
+    Full,
+    /// The message is larger than it may be.
+    TooLarge,
+    /// The user may not do it.
+    Permission,
+    /// What is there is not what it has to be: the server, a stream, a
+    /// subject, a revision.
+    State,
+}
+
 /// The world failed. Retryable unless it says otherwise.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Fault {
@@ -41,6 +55,8 @@ pub enum Fault {
     Refused {
         /// What was tried.
         operation: &'static str,
+        /// What stands in the way.
+        why: Why,
         /// What the server said, with its code.
         detail: String,
     },

@@ -4,6 +4,7 @@
 use crate::{
     counters::count,
     node::Shared,
+    refused,
     request::Back,
     run::{self, Run, Spawn},
     supervisor,
@@ -436,7 +437,7 @@ impl State {
                 Appended::Refused(error) => {
                     tracing::warn!(%error, "append is refused");
                     shared.room.ask();
-                    Input::Refused(token, ErrorBody::new(ErrorCode::ResourceExhausted, error.to_string()))
+                    Input::Refused(token, refused::append(&error))
                 }
             };
             let _ = myself.cast(Msg::Input(input));

@@ -24,6 +24,7 @@ mod counters;
 mod lease;
 pub mod node;
 mod pump;
+mod refused;
 mod request;
 mod room;
 mod run;

@@ -8,7 +8,7 @@ use super::{
 use crate::port::{
     Answer, Append, Appended, Commands, EventSelection, EventStream, Events, Fault, FrameAppend, FrameStream,
     LeaseEntry, Leased, Leases, Logs, Recorded, RecordedFrame, Reply, Request, RequestError, RequestStream,
-    StreamFacts, Until,
+    StreamFacts, Until, Why,
 };
 use acri::{AgentId, HarnessType, Incarnation, NodeId, RunId, StreamSeq, Subject, Timestamp, codec::Format};
 use async_trait::async_trait;
@@ -323,7 +323,7 @@ impl MemoryBus {
         let last = facts(&state).last;
         if last < seen {
             let detail = format!("the stream was rolled back from {seen} to {last}");
-            return Some(Err(Fault::Refused { operation, detail }));
+            return Some(Err(Fault::Refused { operation, why: Why::State, detail }));
         }
         step(&state, next).map(Ok)
     }

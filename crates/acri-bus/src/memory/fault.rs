@@ -2,7 +2,7 @@
 //! that meant to inject one can say whether it happened.
 
 use super::State;
-use crate::port::{Append, Appended, Fault, FrameAppend};
+use crate::port::{Append, Appended, Fault, FrameAppend, Why};
 use std::collections::{BTreeMap, VecDeque};
 
 /// What goes wrong with one write.
@@ -82,9 +82,11 @@ pub fn apply(state: &mut State, kind: Option<Kind>, write: Write, late: &mut Vec
             write.apply(state);
             write.apply(state)
         }
-        Some(Kind::Full) => {
-            Appended::Refused(Fault::Refused { operation: "append", detail: "maximum bytes exceeded".to_owned() })
-        }
+        Some(Kind::Full) => Appended::Refused(Fault::Refused {
+            operation: "append",
+            why: Why::Full,
+            detail: "maximum bytes exceeded".to_owned(),
+        }),
         Some(Kind::InFlight) => Appended::InFlight,
     }
 }

@@ -1,7 +1,7 @@
 //! The bus as a value.
 
 use crate::port::{
-    Append, Appended, EventSelection, Fault, FrameAppend, LeaseEntry, Leased, Recorded, RecordedFrame, StreamFacts,
+    Append, Appended, EventSelection, Fault, FrameAppend, LeaseEntry, Leased, Recorded, RecordedFrame, StreamFacts, Why,
 };
 use acri::{
     AgentId, EventId, Incarnation, NodeId, RunId, StreamSeq, Subject, Timestamp,
@@ -42,8 +42,8 @@ pub struct State {
     leases_last: StreamSeq,
 }
 
-fn refused(operation: &'static str, detail: String) -> Appended {
-    Appended::Refused(Fault::Refused { operation, detail })
+fn refused(operation: &'static str, why: Why, detail: String) -> Appended {
+    Appended::Refused(Fault::Refused { operation, why, detail })
 }
 
 fn agent_of(subject: &Subject) -> Option<(AgentId, Option<RunId>)> {
@@ -119,11 +119,12 @@ impl State {
     pub fn append(&mut self, append: &Append) -> Appended {
         const OPERATION: &str = "append an event";
         let Some((agent, _)) = agent_of(&append.subject) else {
-            return refused(OPERATION, format!("{} is no event's subject", append.subject));
+            return refused(OPERATION, Why::State, format!("{} is no event's subject", append.subject));
         };
         if append.bytes.len() > EVENT_BODY_BYTES_MAX {
             return refused(
                 OPERATION,
+                Why::TooLarge,
                 format!("{} bytes, and {EVENT_BODY_BYTES_MAX} is the limit", append.bytes.len()),
             );
         }
@@ -214,7 +215,11 @@ impl State {
         // What the headers cost, about: base64 and names.
         let bytes = append.bytes.len() + append.resume.len() * 4 / 3 + 128;
         if bytes > FRAME_MESSAGE_BYTES_MAX {
-            return refused(OPERATION, format!("{bytes} bytes, and {FRAME_MESSAGE_BYTES_MAX} is the limit"));
+            return refused(
+                OPERATION,
+                Why::TooLarge,
+                format!("{bytes} bytes, and {FRAME_MESSAGE_BYTES_MAX} is the limit"),
+            );
         }
         if self.last_frame_seq(append.agent, append.run) != append.expect {
             return Appended::Conflict;
@@ -351,7 +356,7 @@ impl State {
             }
             Some((seq, _)) if *seq == revision => {
                 let detail = format!("revision {revision} is no tombstone of {incarnation}");
-                Err(Fault::Refused { operation: "collect a tombstone", detail })
+                Err(Fault::Refused { operation: "collect a tombstone", why: Why::State, detail })
             }
             Some(_) | None => Ok(()),
         }

@@ -88,7 +88,7 @@ fn fault(miss: ApiMiss) -> Error {
             Error::Connect { detail: format!("{} ({})", error.description, error.err_code) }
         }
         ApiMiss::Api(error) => Error::Fault(error.into_fault(OPERATION)),
-        ApiMiss::Fault(Fault::Refused { operation, detail }) => {
+        ApiMiss::Fault(Fault::Refused { operation, detail, .. }) => {
             Error::Connect { detail: format!("{operation}: {detail}") }
         }
         ApiMiss::Fault(fault) => Error::Fault(fault),

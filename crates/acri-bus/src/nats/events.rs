@@ -7,7 +7,7 @@ use super::{
     reader::{Plan, Reader},
     wire::{Ack, Got, IN_FLIGHT, Info, NO_MESSAGE, Stored, WRONG_LAST_SEQUENCE, malformed},
 };
-use crate::port::{Append, Appended, EventSelection, EventStream, Events, Fault, Recorded, StreamFacts, Until};
+use crate::port::{Append, Appended, EventSelection, EventStream, Events, Fault, Recorded, StreamFacts, Until, Why};
 use acri::{AgentId, StreamSeq, Subject, limits::EVENT_BODY_BYTES_MAX, subject::filter};
 use async_nats::{HeaderMap, Message, header};
 use async_trait::async_trait;
@@ -85,12 +85,15 @@ pub(super) async fn facts(link: &Link, stream: &str) -> Result<StreamFacts, Faul
 #[async_trait]
 impl Events for NatsBus {
     async fn append(&self, append: &Append) -> Appended {
-        let refused = |detail: String| Appended::Refused(Fault::Refused { operation: APPEND, detail });
+        let refused = |why: Why, detail: String| Appended::Refused(Fault::Refused { operation: APPEND, why, detail });
         let Subject::Event(agent, ..) = &append.subject else {
-            return refused(format!("{} is no event's subject", append.subject));
+            return refused(Why::State, format!("{} is no event's subject", append.subject));
         };
         if append.bytes.len() > EVENT_BODY_BYTES_MAX {
-            return refused(format!("{} bytes, and {EVENT_BODY_BYTES_MAX} is the limit", append.bytes.len()));
+            return refused(
+                Why::TooLarge,
+                format!("{} bytes, and {EVENT_BODY_BYTES_MAX} is the limit", append.bytes.len()),
+            );
         }
         let mut headers = HeaderMap::new();
         headers.insert(header::NATS_MESSAGE_ID, append.id.to_string());

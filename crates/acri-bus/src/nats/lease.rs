@@ -9,7 +9,7 @@ use super::{
     link::ApiMiss,
     wire::{Got, Info, NO_MESSAGE, Stored},
 };
-use crate::port::{Appended, Fault, LeaseEntry, Leased, Leases};
+use crate::port::{Appended, Fault, LeaseEntry, Leased, Leases, Why};
 use acri::{Incarnation, NodeId, StreamSeq, Timestamp};
 use async_nats::{HeaderMap, header};
 use async_trait::async_trait;
@@ -139,7 +139,7 @@ impl Leases for NatsBus {
     }
 
     async fn collect_tombstone(&self, incarnation: Incarnation, revision: StreamSeq) -> Result<(), Fault> {
-        let refused = |detail: String| Fault::Refused { operation: COLLECT, detail };
+        let refused = |detail: String| Fault::Refused { operation: COLLECT, why: Why::State, detail };
         let method = format!("STREAM.MSG.GET.{NODES}");
         let stored = match self.link.api::<Got>(COLLECT, &method, &json!({ "seq": revision.0 })).await {
             Ok(got) => got.message,

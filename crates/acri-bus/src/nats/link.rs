@@ -6,7 +6,10 @@
 //! ```
 
 use super::{Error, config::Authored, wire::ApiError};
-use crate::{Version, port::Fault};
+use crate::{
+    Version,
+    port::{Fault, Why},
+};
 use async_nats::{
     Client, ConnectOptions, Event, HeaderMap, Message, Request, RequestErrorKind, ServerAddr, ServerError, Subscriber,
     connection::State,
@@ -347,7 +350,7 @@ impl Link {
             answer = sent => answer,
             () = denied => {
                 let detail = format!("no permission to publish to {subject}");
-                return Err(Miss::Refused(Fault::Refused { operation, detail }));
+                return Err(Miss::Refused(Fault::Refused { operation, why: Why::Permission, detail }));
             }
         };
         let unknown = |detail: String| Err(Miss::Unknown(Fault::Unavailable { operation, detail }));
@@ -355,8 +358,11 @@ impl Link {
             Ok(Ok(message)) => Ok(message),
             Ok(Err(error)) => match error.kind() {
                 RequestErrorKind::NoResponders => Err(Miss::NoResponders),
-                RequestErrorKind::InvalidSubject | RequestErrorKind::MaxPayloadExceeded => {
-                    Err(Miss::Refused(Fault::Refused { operation, detail: error.to_string() }))
+                RequestErrorKind::InvalidSubject => {
+                    Err(Miss::Refused(Fault::Refused { operation, why: Why::State, detail: error.to_string() }))
+                }
+                RequestErrorKind::MaxPayloadExceeded => {
+                    Err(Miss::Refused(Fault::Refused { operation, why: Why::TooLarge, detail: error.to_string() }))
                 }
                 RequestErrorKind::TimedOut | RequestErrorKind::Other => unknown(error.to_string()),
             },
@@ -414,14 +420,19 @@ impl Link {
             Some(queue) => self.client.queue_subscribe(subject.to_owned(), queue.to_owned()).await,
             None => self.client.subscribe(subject.to_owned()).await,
         };
-        let subscriber = subscribed.map_err(|error| Fault::Refused { operation, detail: error.to_string() })?;
+        let subscriber =
+            subscribed.map_err(|error| Fault::Refused { operation, why: Why::State, detail: error.to_string() })?;
         self.settle(operation).await?;
         // The server's refusal came before that answer, and is told by another task.
         for _ in 0..YIELDS {
             tokio::task::yield_now().await;
         }
         if self.shared.denied_since(since, subject) {
-            return Err(Fault::Refused { operation, detail: format!("no permission to subscribe to {subject}") });
+            return Err(Fault::Refused {
+                operation,
+                why: Why::Permission,
+                detail: format!("no permission to subscribe to {subject}"),
+            });
         }
         Ok(subscriber)
     }
@@ -505,7 +516,11 @@ async fn watch_over(link: Weak<Link>, shared: Arc<Shared>, mut known: Identity) 
                 tracing::error!(%error, "bus server refused");
                 known = link.identity();
                 let detail = error.to_string();
-                shared.gate.send_replace(Gate::Closed(Fault::Refused { operation: "use the bus", detail }));
+                shared.gate.send_replace(Gate::Closed(Fault::Refused {
+                    operation: "use the bus",
+                    why: Why::State,
+                    detail,
+                }));
             }
         }
     }

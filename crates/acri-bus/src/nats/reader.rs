@@ -14,7 +14,7 @@ use super::{
     link::{ApiMiss, Gate, Link, jittered},
     wire::{Consumer, Delivery, Got, Info, NO_MESSAGE},
 };
-use crate::port::{Fault, Until};
+use crate::port::{Fault, Until, Why};
 use acri::StreamSeq;
 use async_nats::{Message, StatusCode, Subscriber};
 use bytes::Bytes;
@@ -285,7 +285,7 @@ impl Reader {
             .api(operation, &method, &serde_json::Value::Null)
             .await
             .map_err(|miss| miss.into_fault(operation))?;
-        let refused = |detail: String| Err(Fault::Refused { operation, detail });
+        let refused = |detail: String| Err(Fault::Refused { operation, why: Why::State, detail });
         if let Some(created) = &self.created
             && *created != info.created
         {

@@ -1,6 +1,6 @@
 //! Bodies of the JetStream API that are read here.
 
-use crate::port::Fault;
+use crate::port::{Fault, Why};
 use acri::{StreamSeq, Timestamp};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
@@ -14,13 +14,18 @@ pub(super) const IN_FLIGHT: u64 = 10164;
 pub(super) const NO_MESSAGE: u64 = 10037;
 /// No such stream.
 pub(super) const NO_STREAM: u64 = 10059;
+/// The stream did not take it, in words: its limits, or its disk.
+const STORE_FAILED: u64 = 10077;
 /// Codes of 503 that speak of a limit and not of an absence: not stored, and
 /// a repeat will not help.
-const LIMITS: [u64; 4] = [
-    10077, // maximum bytes or messages of the stream
+const LIMITS: [u64; 3] = [
     10023, // insufficient resources
     10028, // resource limits exceeded
     10047, // insufficient storage
+];
+const TOO_LARGE: [u64; 2] = [
+    10054, // message size
+    10097, // header size
 ];
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -34,15 +39,36 @@ pub(super) struct ApiError {
 }
 
 impl ApiError {
-    /// Whether the server was not able to say, rather than said no.
+    /// Whether the server was not able to say, rather than said no. What its
+    /// disk did with a write that failed nobody knows before it is started
+    /// again.
     pub(super) fn is_absence(&self) -> bool {
-        self.code == 503 && !LIMITS.contains(&self.err_code)
+        self.code == 503 && !LIMITS.contains(&self.err_code) && !self.is_limit_of_stream()
+    }
+
+    fn is_limit_of_stream(&self) -> bool {
+        self.err_code == STORE_FAILED && (self.description.contains("maximum") || self.is_too_large())
+    }
+
+    fn is_too_large(&self) -> bool {
+        // The server writes "message to large".
+        TOO_LARGE.contains(&self.err_code) || (self.err_code == STORE_FAILED && self.description.contains("large"))
+    }
+
+    fn why(&self) -> Why {
+        if self.is_too_large() {
+            Why::TooLarge
+        } else if self.is_limit_of_stream() || LIMITS.contains(&self.err_code) {
+            Why::Full
+        } else {
+            Why::State
+        }
     }
 
     pub(super) fn into_fault(self, operation: &'static str) -> Fault {
-        let absence = self.is_absence();
+        let (absence, why) = (self.is_absence(), self.why());
         let detail = format!("{} ({})", self.description, self.err_code);
-        if absence { Fault::Unavailable { operation, detail } } else { Fault::Refused { operation, detail } }
+        if absence { Fault::Unavailable { operation, detail } } else { Fault::Refused { operation, why, detail } }
     }
 }
 
@@ -193,10 +219,23 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_refusals_and_absence_is_not() {
-        let error = |code, err_code| ApiError { code, err_code, description: String::new() };
-        assert!(matches!(error(503, 10077).into_fault("append"), Fault::Refused { .. }));
-        assert!(matches!(error(503, 10008).into_fault("append"), Fault::Unavailable { .. }));
-        assert!(matches!(error(400, 10054).into_fault("append"), Fault::Refused { .. }));
+    fn refusals_say_what_stands_in_the_way_and_absence_is_none() {
+        for (code, err_code, description, expected) in [
+            (503, 10077, "maximum bytes exceeded", Some(Why::Full)),
+            (503, 10077, "maximum messages exceeded", Some(Why::Full)),
+            (503, 10023, "insufficient resources", Some(Why::Full)),
+            (503, 10028, "resource limits exceeded for account", Some(Why::Full)),
+            (503, 10047, "insufficient storage resources available", Some(Why::Full)),
+            (503, 10077, "message to large", Some(Why::TooLarge)),
+            (400, 10054, "message size exceeds maximum allowed", Some(Why::TooLarge)),
+            (400, 10097, "header size exceeds maximum allowed of 64k", Some(Why::TooLarge)),
+            (400, 10109, "invalid operation on sealed stream", Some(Why::State)),
+            (503, 10077, "write messages/1.blk: no space left on device", None),
+            (503, 10008, "JetStream system temporarily unavailable", None),
+        ] {
+            let fault = ApiError { code, err_code, description: description.to_owned() }.into_fault("append");
+            let why = if let Fault::Refused { why, .. } = fault { Some(why) } else { None };
+            assert_eq!(why, expected, "{err_code} {description}");
+        }
     }
 }
