@@ -5,7 +5,7 @@ use crate::{
     counters::count,
     node::Shared,
     refused,
-    request::Back,
+    request::{self, Back},
     run::{self, Run, Spawn},
     supervisor,
 };
@@ -49,7 +49,7 @@ pub(crate) fn retry_pause(attempt: u32) -> Duration {
 #[derive(Debug)]
 pub(crate) enum Msg {
     /// A command, its envelope checked. The permit is given back when it is
-    /// answered or dropped.
+    /// answered or dropped; dropped, it is answered by its way back.
     Command { command: Command, back: Back, permit: OwnedSemaphorePermit },
     /// A repeat of the Create that made it.
     CreateAgain { command: Command, back: Back },
@@ -402,7 +402,13 @@ impl State {
             self.shared.control.unserve(self.agent, epoch).await;
         }
         self.runs.clear();
-        self.askers.clear();
+        // Here and not by their drop: a node that leaves sends it before its
+        // connection goes. What waits in the mailbox hears of it by its drop.
+        for (_, (back, _permit)) in std::mem::take(&mut self.askers) {
+            if self.shared.lease.may_act() {
+                back.refuse(&request::stopped()).await;
+            }
+        }
     }
 
     fn append(&self, myself: &ActorRef<Msg>, output: Output) {

@@ -363,7 +363,7 @@ struct Listener {
 
 impl Listener {
     async fn take(&self, mut request: Request) {
-        let back = Back::of(&mut request);
+        let back = Back::of(&mut request, &self.lease);
         if !back.is_open() {
             count(&self.counters.requests_unanswerable);
             return;
@@ -391,7 +391,7 @@ impl Listener {
         }
         match Arc::clone(&self.permits).try_acquire_owned() {
             Ok(permit) => {
-                // Fails only when the actor has ended; the asker asks again.
+                // Fails only when the actor has ended: dropped, it says so.
                 let _ = self.to.cast(agent::Msg::Command { command, back, permit });
             }
             Err(_) => {

@@ -1,6 +1,7 @@
 //! From a request that anybody may have sent to a command, or a reason why it
 //! is none.
 
+use crate::lease::Lease;
 use acri::{
     AgentId, ErrorBody, ErrorCode, RunId, Subject,
     codec::{self, Format},
@@ -12,6 +13,7 @@ use acri_bus::port::{self, Reply, Request};
 use acri_core::appender::{Answer, Command, Order};
 use bytes::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
+use std::sync::Arc;
 
 /// What a harness's command subject was asked.
 #[expect(clippy::large_enum_variant, reason = "it lives for a moment and is moved once")]
@@ -90,10 +92,13 @@ pub(crate) fn to_harness(request: &Request) -> Result<HarnessOrder, ErrorBody> {
     }
 }
 
-/// The way back to who asked.
+/// The way back to who asked. Dropped unused, wherever its command waited, it
+/// says that its owner stopped: the asker repeats, and the next owner answers.
 pub(crate) struct Back {
     reply: Option<Box<dyn Reply>>,
     format: Format,
+    /// Without it nothing is said at the end either.
+    lease: Option<Arc<Lease>>,
 }
 
 impl std::fmt::Debug for Back {
@@ -104,13 +109,14 @@ impl std::fmt::Debug for Back {
 
 impl Back {
     /// Takes the way back out of a request.
-    pub(crate) fn of(request: &mut Request) -> Self {
-        Self { reply: request.reply.take(), format: request.format.unwrap_or_default() }
+    pub(crate) fn of(request: &mut Request, lease: &Arc<Lease>) -> Self {
+        let (reply, format) = (request.reply.take(), request.format.unwrap_or_default());
+        Self { reply, format, lease: Some(Arc::clone(lease)) }
     }
 
     /// Nobody waits.
     pub(crate) fn nobody() -> Self {
-        Self { reply: None, format: Format::default() }
+        Self { reply: None, format: Format::default(), lease: None }
     }
 
     /// Whether anybody can be answered.
@@ -119,8 +125,8 @@ impl Back {
     }
 
     /// Answers with a body.
-    pub(crate) async fn send<T: Serialize + Sync>(self, body: &T) {
-        let Some(reply) = self.reply else { return };
+    pub(crate) async fn send<T: Serialize + Sync>(mut self, body: &T) {
+        let Some(reply) = self.reply.take() else { return };
         match codec::encode(self.format, body) {
             Ok(bytes) => reply.send(port::Answer { format: self.format, body: bytes.into(), error: None }).await,
             Err(error) => tracing::error!(%error, "answer cannot be written"),
@@ -128,8 +134,8 @@ impl Back {
     }
 
     /// Answers with a no.
-    pub(crate) async fn refuse(self, error: &ErrorBody) {
-        let Some(reply) = self.reply else { return };
+    pub(crate) async fn refuse(mut self, error: &ErrorBody) {
+        let Some(reply) = self.reply.take() else { return };
         let body = codec::encode(self.format, error).map_or_else(|_| Bytes::new(), Bytes::from);
         let head = Some((error.code.number(), error.to_string()));
         reply.send(port::Answer { format: self.format, body, error: head }).await;
@@ -147,6 +153,27 @@ impl Back {
             Answer::Refused(error) => self.refuse(error).await,
         }
     }
+}
+
+impl Drop for Back {
+    fn drop(&mut self) {
+        let (Some(reply), Some(lease)) = (self.reply.take(), self.lease.take()) else { return };
+        if !lease.may_act() {
+            return;
+        }
+        let back = Self { reply: Some(reply), format: self.format, lease: None };
+        // Fails only when the node ends: then nobody can send it.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move { back.refuse(&stopped()).await });
+        }
+    }
+}
+
+/// To a command whose owner stopped acting before it was answered.
+pub(crate) fn stopped() -> ErrorBody {
+    let text =
+        "this owner stopped acting before it answered; the command may have been carried out: repeat it under its id";
+    ErrorBody::new(ErrorCode::Unavailable, text)
 }
 
 /// The run of a kill, if that is what is asked.

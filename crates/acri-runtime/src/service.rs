@@ -48,7 +48,7 @@ impl Service {
     }
 
     async fn take(&self, mut request: Request) {
-        let back = Back::of(&mut request);
+        let back = Back::of(&mut request, &self.shared.lease);
         if !back.is_open() {
             count(&self.shared.counters.requests_unanswerable);
             return;

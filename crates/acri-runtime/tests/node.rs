@@ -46,6 +46,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 struct Mishaps {
     check_task_panics: AtomicU32,
+    /// Where a check of a task waits for the test, before it panics or not.
+    check_task_gate: std::sync::Mutex<Option<std::sync::mpsc::Receiver<()>>>,
     output_panics: AtomicU32,
     attach_panics: AtomicU32,
     start_panics: AtomicU32,
@@ -94,6 +96,10 @@ impl Driver for Hooked {
         self.inner.create(agent, spec).await
     }
     fn check_task(&self, spec: &AgentSpec, task: &Payload) -> Result<(), Refusal> {
+        let gate = self.mishaps.check_task_gate.lock().unwrap().take();
+        if let Some(gate) = gate {
+            let _ = gate.recv_timeout(PATIENCE);
+        }
         strike(&self.mishaps.check_task_panics, "check_task");
         self.inner.check_task(spec, task)
     }
@@ -700,5 +706,48 @@ async fn an_idle_owner_notices_that_the_stream_was_put_back() {
     let (agent, other) = untouched;
     let status = rig.client.status(agent, Some(other)).await.unwrap();
     assert_eq!((status.run.unwrap().state, status.epoch.0), (RunState::Running, 1), "the other one is left alone");
+    node.leave().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_waits_in_the_mailbox_of_an_actor_that_ends_is_answered_and_so_repeated() {
+    let rig = Rig::new();
+    let node = rig.start("one").await;
+    let (agent, run) = rig.run(&["hang"]).await;
+    rig.event((agent, run), "run.started").await;
+    // A client that would wait for ever for an answer, and repeats what is refused.
+    let limits = acri_client::Limits {
+        attempt_timeout_first: PATIENCE * 10,
+        attempt_timeout: PATIENCE * 10,
+        command_deadline: PATIENCE * 10,
+        ..acri_client::Limits::default()
+    };
+    let client = Client::with_limits(Arc::new(rig.bus.another()) as SharedBus, "test".to_owned(), limits);
+    let (open, gate) = std::sync::mpsc::channel();
+    *rig.mishaps.check_task_gate.lock().unwrap() = Some(gate);
+    rig.mishaps.check_task_panics.store(1, Ordering::SeqCst);
+    // The actor stands in this one, and the Kill waits behind it.
+    let starter = client.clone();
+    let start = tokio::spawn(async move { starter.start(agent, Payload::text("")).await });
+    let stands = async {
+        while rig.mishaps.check_task_gate.lock().unwrap().is_some() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, stands).await.unwrap();
+    let kill = tokio::spawn(async move { client.kill(agent, run, "enough").await });
+    // The switch is pulled by who has put the command into the mailbox before.
+    let pulled = async {
+        while rig.world.is_alive(agent, run) {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, pulled).await.unwrap();
+    open.send(()).unwrap();
+    let killed = tokio::time::timeout(PATIENCE, kill).await.expect("the Kill is answered").unwrap().unwrap();
+    assert!(killed.proved);
+    // The Start that the actor died of was answered too.
+    tokio::time::timeout(PATIENCE, start).await.expect("the Start is answered").unwrap().unwrap();
+    rig.assert_history_is_sound(agent).await;
     node.leave().await;
 }
