@@ -157,7 +157,8 @@ pub trait Driver: Send + Sync {
     /// # Errors
     /// [`Refusal`] with the field and the reason.
     async fn create(&self, agent: AgentId, spec: &AgentSpec) -> Result<Provisioned, Refusal>;
-    /// Checks a task before it is accepted.
+    /// Checks a task before it is accepted. It computes and does nothing else: it
+    /// is called on the thread that kills, which must not wait.
     ///
     /// # Errors
     /// [`Refusal`] with the field and the reason.

@@ -53,6 +53,8 @@ pub(crate) enum Msg {
     Command { command: Command, back: Back, permit: OwnedSemaphorePermit },
     /// A repeat of the Create that made it.
     CreateAgain { command: Command, back: Back },
+    /// A step on the control thread left something to do.
+    Undone,
     /// A result, or a report from a run.
     Input(Input),
     /// Time passed.
@@ -90,29 +92,174 @@ pub(crate) struct Arguments {
     pub(crate) supervisor: ActorRef<supervisor::Msg>,
 }
 
-/// The machine of an agent. The actor alone steps it; the control thread asks
-/// it what needs no step.
+/// The machine of an agent, and who waits for its answers. Its actor steps it;
+/// the control thread asks it what needs no step, and steps it for a Start that
+/// nothing stands before, so that the answer waits for no other thread.
+pub(crate) struct Core {
+    inner: Mutex<Inner>,
+    shared: Arc<Shared>,
+    driver: Arc<dyn Driver>,
+}
+
+#[derive(Default)]
+struct Inner {
+    /// None before its birth, and as soon as its actor stops acting.
+    appender: Option<Appender>,
+    askers: BTreeMap<Asker, (Back, Option<OwnedSemaphorePermit>)>,
+    next_asker: u64,
+    /// What a step on the control thread said and left to the actor, who does it
+    /// before anything that a later step says.
+    undone: Vec<Output>,
+}
+
+/// What the control thread has to do after a step.
 #[derive(Debug, Default)]
-pub(crate) struct Core(Mutex<Option<Appender>>);
+pub(crate) struct Here {
+    pub(crate) replies: Vec<(Back, Answer)>,
+    pub(crate) append: Option<Output>,
+    /// Something is left to the actor.
+    pub(crate) left: bool,
+}
+
+/// A command that has to go to the actor.
+pub(crate) type Refused = (Command, Back, OwnedSemaphorePermit);
+
+impl std::fmt::Debug for Core {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Core").finish_non_exhaustive()
+    }
+}
+
+impl Inner {
+    fn ask(&mut self, back: Back, permit: Option<OwnedSemaphorePermit>) -> Asker {
+        let asker = Asker(self.next_asker);
+        self.next_asker += 1;
+        self.askers.insert(asker, (back, permit));
+        asker
+    }
+
+    /// Steps, and keeps what is not the control thread's for the actor.
+    fn step_here(&mut self, shared: &Shared, input: Input) -> Here {
+        let mut here = Here::default();
+        let Some(appender) = self.appender.as_mut() else { return here };
+        for output in with_ctx(shared, |ctx| appender.step(input, ctx)) {
+            match output {
+                Output::Reply(asker, answer) => {
+                    here.replies.extend(self.askers.remove(&asker).map(|(back, _permit)| (back, answer)));
+                }
+                // A repeat is the actor's, who does it over another connection.
+                Output::Append { attempt: 0, .. } if here.append.is_none() => here.append = Some(output),
+                output => self.undone.push(output),
+            }
+        }
+        here.left = !self.undone.is_empty();
+        here
+    }
+}
 
 impl Core {
-    fn lock(&self) -> MutexGuard<'_, Option<Appender>> {
+    fn new(shared: Arc<Shared>, driver: Arc<dyn Driver>) -> Self {
+        Self { inner: Mutex::default(), shared, driver }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
         // What a panic leaves dies with its actor.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&Appender) -> T) -> Option<T> {
+        self.lock().appender.as_ref().map(act)
     }
 
     /// Whether the command bears another one's id. `false` where somebody steps
     /// just now: a Kill waits for nobody.
     pub(crate) fn refuses_id(&self, command: &Command) -> bool {
-        let Ok(core) = self.0.try_lock() else { return false };
-        core.as_ref().is_some_and(|core| core.refuses_id(command))
+        let Ok(inner) = self.inner.try_lock() else { return false };
+        inner.appender.as_ref().is_some_and(|core| core.refuses_id(command))
     }
 
     /// The answer to a question; `None`: it is none, or somebody steps just
     /// now, and the actor answers it.
-    pub(crate) fn ask(&self, command: &Command, now: Timestamp) -> Option<Answer> {
-        self.0.try_lock().ok()?.as_ref()?.ask(command, now)
+    pub(crate) fn answer_to(&self, command: &Command, now: Timestamp) -> Option<Answer> {
+        self.inner.try_lock().ok()?.appender.as_ref()?.ask(command, now)
     }
+
+    /// A step by the actor: what it says, after what was left to the actor.
+    fn step(&self, input: Input) -> Vec<Output> {
+        let mut inner = self.lock();
+        let mut outputs = std::mem::take(&mut inner.undone);
+        if let Some(appender) = inner.appender.as_mut() {
+            outputs.extend(with_ctx(&self.shared, |ctx| appender.step(input, ctx)));
+        }
+        outputs
+    }
+
+    /// A command's step on the control thread. It is given back where somebody
+    /// steps just now: this thread waits for nobody.
+    ///
+    /// # Errors
+    /// What the machine's or the driver's panic is to the actor.
+    pub(crate) fn begin_here(
+        &self,
+        command: Command,
+        back: Back,
+        permit: OwnedSemaphorePermit,
+    ) -> Result<Result<Here, Refused>, String> {
+        let Ok(mut inner) = self.inner.try_lock() else { return Ok(Err((command, back, permit))) };
+        // While a run is open there is something to kill, and a Start to refuse.
+        if inner.appender.as_ref().is_none_or(|core| core.open_run().is_some()) {
+            return Ok(Err((command, back, permit)));
+        }
+        unpanicked(|| {
+            if let Some(error) = self.refusal(&inner, &command) {
+                return Ok(Here { replies: vec![(back, Answer::Refused(error))], ..Here::default() });
+            }
+            let asker = inner.ask(back, Some(permit));
+            Ok(inner.step_here(&self.shared, Input::Command(asker, command)))
+        })
+    }
+
+    /// The step that follows from an append there; given back like a command.
+    ///
+    /// # Errors
+    /// What the machine's panic is to the actor.
+    pub(crate) fn settle_here(&self, input: Input) -> Result<Result<Here, Input>, String> {
+        let Ok(mut inner) = self.inner.try_lock() else { return Ok(Err(input)) };
+        if !matches!(input, Input::Appended(..)) {
+            return Ok(Err(input));
+        }
+        unpanicked(|| {
+            let mut here = inner.step_here(&self.shared, input);
+            // The next command's; its asker is in no hurry that this thread knows of.
+            inner.undone.extend(here.append.take());
+            here.left = !inner.undone.is_empty();
+            Ok(here)
+        })
+    }
+
+    /// What only the driver can know of a task.
+    fn refusal(&self, inner: &Inner, command: &Command) -> Option<ErrorBody> {
+        let (Order::Start(start), Some(appender)) = (&command.order, inner.appender.as_ref()) else { return None };
+        self.driver.check_task(appender.state().spec(), &start.task).err().map(|refusal| refusal.0)
+    }
+
+    /// Stops acting: whoever waits is told so by his way back.
+    fn end(&self) -> BTreeMap<Asker, (Back, Option<OwnedSemaphorePermit>)> {
+        let mut inner = self.lock();
+        inner.appender = None;
+        inner.undone.clear();
+        std::mem::take(&mut inner.askers)
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+}
+
+/// A panic on the control thread would end a subscription, with nobody to tell.
+fn unpanicked<T>(act: impl FnOnce() -> T) -> Result<T, String> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(act))
+        .map_err(|_| "the machine panicked on the control thread".to_owned())
 }
 
 pub(crate) struct State {
@@ -121,8 +268,6 @@ pub(crate) struct State {
     /// `pre_start` only.
     birth: Option<Birth>,
     core: Arc<Core>,
-    askers: BTreeMap<Asker, (Back, Option<OwnedSemaphorePermit>)>,
-    next_asker: u64,
     runs: HashMap<RunId, Run>,
     served: Option<Epoch>,
     /// Only its former node could reach its open run's harness.
@@ -141,6 +286,7 @@ impl Drop for State {
         if let Some(timer) = self.timer.take() {
             timer.abort();
         }
+        drop(self.core.end());
         self.shared.agents.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -159,9 +305,7 @@ impl Actor for Agent {
         Ok(State {
             agent,
             birth: Some(birth),
-            core: Arc::default(),
-            askers: BTreeMap::new(),
-            next_asker: 0,
+            core: Arc::new(Core::new(Arc::clone(&shared), Arc::clone(&driver))),
             runs: HashMap::new(),
             served: None,
             node_lost: false,
@@ -183,13 +327,26 @@ impl Actor for Agent {
     async fn handle(&self, myself: ActorRef<Msg>, message: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
         let input = match message {
             Msg::Command { command, back, permit } => {
-                if let Err(error) = state.check_task(&command) {
-                    back.refuse(&error).await;
-                    return Ok(());
+                let asker = {
+                    let mut inner = state.core.lock();
+                    match state.core.refusal(&inner, &command) {
+                        None => Ok(inner.ask(back, Some(permit))),
+                        Some(error) => Err((back, error)),
+                    }
+                };
+                match asker {
+                    Ok(asker) => Input::Command(asker, command),
+                    Err((back, error)) => {
+                        back.refuse(&error).await;
+                        return Ok(());
+                    }
                 }
-                Input::Command(state.ask(back, Some(permit)), command)
             }
-            Msg::CreateAgain { command, back } => Input::Command(state.ask(back, None), command),
+            Msg::CreateAgain { command, back } => Input::Command(state.core.lock().ask(back, None), command),
+            Msg::Undone => {
+                let outputs = std::mem::take(&mut state.core.lock().undone);
+                return state.perform(&myself, outputs).await;
+            }
             Msg::Input(input) => input,
             Msg::Tick(wake) if wake == state.wake => Input::Tick,
             Msg::Tick(_) => return Ok(()),
@@ -219,7 +376,7 @@ impl Actor for Agent {
                 return Ok(());
             }
         };
-        let outputs = state.step(input);
+        let outputs = state.core.step(input);
         state.perform(&myself, outputs).await
     }
 }
@@ -234,7 +391,7 @@ impl State {
         let me = Me { node: self.shared.config.node.clone(), incarnation: self.shared.incarnation };
         let (appender, outputs) = match birth {
             Birth::Create { creation, command, back } => {
-                let asker = self.ask(back, None);
+                let asker = self.core.lock().ask(back, None);
                 with_ctx(&self.shared, |ctx| Appender::create(me, creation, asker, command, ctx))
             }
             Birth::Adopt { history, history_lost } => {
@@ -249,45 +406,20 @@ impl State {
             let switch = self.driver.kill_switch(self.agent, run);
             self.shared.control.switches.register(self.agent, run, switch);
         }
-        *self.core.lock() = Some(appender);
+        self.core.lock().appender = Some(appender);
         Ok(outputs)
-    }
-
-    fn step(&mut self, input: Input) -> Vec<Output> {
-        let Self { core, shared, .. } = self;
-        let mut core = core.lock();
-        let Some(appender) = core.as_mut() else { return Vec::new() };
-        with_ctx(shared, |ctx| appender.step(input, ctx))
-    }
-
-    /// What only the driver can know of a task.
-    fn check_task(&self, command: &Command) -> Result<(), ErrorBody> {
-        match (&command.order, self.core.lock().as_ref()) {
-            (Order::Start(start), Some(appender)) => {
-                let spec = appender.state().spec();
-                self.driver.check_task(spec, &start.task).map_err(|refusal| refusal.0)
-            }
-            _ => Ok(()),
-        }
     }
 
     /// A command that the node itself gives to the open run.
     fn own_command(&mut self, id: CommandId, order: impl FnOnce(RunId) -> Order) -> Option<Input> {
-        let run = self.core.lock().as_ref()?.open_run()?;
+        let run = self.core.with(Appender::open_run)??;
         let principal = format!("node:{}", self.shared.config.node);
-        let asker = self.ask(Back::nobody(), None);
+        let asker = self.core.lock().ask(Back::nobody(), None);
         Some(Input::Command(asker, Command { id, principal, expires: None, order: order(run) }))
     }
 
-    fn ask(&mut self, back: Back, permit: Option<OwnedSemaphorePermit>) -> Asker {
-        let asker = Asker(self.next_asker);
-        self.next_asker += 1;
-        self.askers.insert(asker, (back, permit));
-        asker
-    }
-
     async fn serve(&mut self, myself: &ActorRef<Msg>) -> Result<(), ActorProcessingErr> {
-        let Some(epoch) = self.core.lock().as_ref().map(Appender::epoch) else { return Ok(()) };
+        let Some(epoch) = self.core.with(Appender::epoch) else { return Ok(()) };
         for attempt in 0.. {
             match self.shared.control.serve(self.agent, epoch, Arc::clone(&self.core), myself.clone()).await {
                 Ok(()) => break,
@@ -325,7 +457,7 @@ impl State {
                 Output::Reread { token, after } => self.reread(myself, token, after),
                 Output::Effect { token, run, effect } => self.effect(myself, token, run, effect),
                 Output::Reply(asker, answer) => {
-                    let Some((back, _permit)) = self.askers.remove(&asker) else { continue };
+                    let Some((back, _permit)) = self.core.lock().askers.remove(&asker) else { continue };
                     if self.shared.lease.may_act() {
                         // Sending only buffers; it waits for nobody.
                         back.answer(&answer).await;
@@ -360,7 +492,7 @@ impl State {
                 }
                 Output::Retired => {
                     let error = ErrorBody::new(ErrorCode::FailedPrecondition, "the agent was removed");
-                    for (_, waiting) in std::mem::take(&mut self.askers) {
+                    for (_, waiting) in self.core.end() {
                         waiting.0.refuse(&error).await;
                     }
                     self.leave().await;
@@ -404,7 +536,7 @@ impl State {
         self.runs.clear();
         // Here and not by their drop: a node that leaves sends it before its
         // connection goes. What waits in the mailbox hears of it by its drop.
-        for (_, (back, _permit)) in std::mem::take(&mut self.askers) {
+        for (_, (back, _permit)) in self.core.end() {
             if self.shared.lease.may_act() {
                 back.refuse(&request::stopped()).await;
             }
@@ -414,45 +546,15 @@ impl State {
     fn append(&self, myself: &ActorRef<Msg>, output: Output) {
         let (shared, myself) = (Arc::clone(&self.shared), myself.clone());
         tokio::spawn(async move {
-            let Output::Append { token, subject, id, expect, bytes, attempt } = output else {
-                return;
-            };
-            if attempt > 0 {
-                count(&shared.counters.appends_repeated);
-                tokio::time::sleep(retry_pause(attempt - 1)).await;
+            if let Some(input) = append(&shared, &shared.bus, output).await {
+                let _ = myself.cast(Msg::Input(input));
             }
-            if !shared.lease.wait().await {
-                return;
-            }
-            let append = port::Append { subject, id, expect, bytes: bytes.into() };
-            let input = match shared.bus.append(&append).await {
-                Appended::Stored(seq) => {
-                    shared.note_acknowledged(seq, &append.bytes);
-                    Input::Appended(token, seq)
-                }
-                Appended::Duplicate(seq) => Input::Duplicate(token, seq),
-                Appended::Conflict => {
-                    count(&shared.counters.appends_conflicted);
-                    Input::Conflict(token)
-                }
-                Appended::InFlight => Input::Unknown(token),
-                Appended::Unknown(error) => {
-                    tracing::debug!(%error, "append has no answer");
-                    Input::Unknown(token)
-                }
-                Appended::Refused(error) => {
-                    tracing::warn!(%error, "append is refused");
-                    shared.room.ask();
-                    Input::Refused(token, refused::append(&error))
-                }
-            };
-            let _ = myself.cast(Msg::Input(input));
         });
     }
 
     /// Looks whether the last event that was acknowledged to us is stored.
     fn compare_history(&self, myself: &ActorRef<Msg>) {
-        let Some(last) = self.core.lock().as_ref().map(|core| *core.state().last()) else { return };
+        let Some(last) = self.core.with(|core| *core.state().last()) else { return };
         if last.sequence == EventSeq(0) {
             return;
         }
@@ -499,7 +601,7 @@ impl State {
             self.shared.control.switches.register(self.agent, run, switch);
             let spawn = {
                 let core = self.core.lock();
-                let Some(state) = core.as_ref().map(Appender::state) else { return };
+                let Some(state) = core.appender.as_ref().map(Appender::state) else { return };
                 Spawn {
                     agent: self.agent,
                     run,
@@ -520,6 +622,40 @@ impl State {
             actor.tell(run::Msg::Effect(token, effect));
         }
     }
+}
+
+/// Appends over a connection; nothing if this node was fenced before.
+pub(crate) async fn append(shared: &Shared, bus: &port::SharedBus, output: Output) -> Option<Input> {
+    let Output::Append { token, subject, id, expect, bytes, attempt } = output else { return None };
+    if attempt > 0 {
+        count(&shared.counters.appends_repeated);
+        tokio::time::sleep(retry_pause(attempt - 1)).await;
+    }
+    if !shared.lease.wait().await {
+        return None;
+    }
+    let append = port::Append { subject, id, expect, bytes: bytes.into() };
+    Some(match bus.append(&append).await {
+        Appended::Stored(seq) => {
+            shared.note_acknowledged(seq, &append.bytes);
+            Input::Appended(token, seq)
+        }
+        Appended::Duplicate(seq) => Input::Duplicate(token, seq),
+        Appended::Conflict => {
+            count(&shared.counters.appends_conflicted);
+            Input::Conflict(token)
+        }
+        Appended::InFlight => Input::Unknown(token),
+        Appended::Unknown(error) => {
+            tracing::debug!(%error, "append has no answer");
+            Input::Unknown(token)
+        }
+        Appended::Refused(error) => {
+            tracing::warn!(%error, "append is refused");
+            shared.room.ask();
+            Input::Refused(token, refused::append(&error))
+        }
+    })
 }
 
 /// Everything of an agent after a sequence, up to its last event as the leader

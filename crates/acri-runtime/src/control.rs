@@ -19,9 +19,9 @@ use acri::{
     limits::{COMMANDS_WAITING_MAX, KILL_PROOF_MAX},
 };
 use acri_bus::port::{Fault, Request, SharedBus};
-use acri_core::appender::Command;
+use acri_core::appender::{self, Answer, Command};
 use acri_drivers::driver::{KillRequest, KillSwitch, Owner};
-use futures_util::StreamExt as _;
+use futures_util::{FutureExt as _, StreamExt as _};
 use ractor::ActorRef;
 use std::{
     collections::HashMap,
@@ -276,9 +276,7 @@ impl Thread {
 
     fn serve(&mut self, Serve { agent, epoch, core, to }: Serve, done: oneshot::Sender<Result<(), Fault>>) {
         let stop = self.stop.child_token();
-        if let Some(former) = self.served.insert(agent, Served { epoch, stop: stop.clone() }) {
-            former.stop.cancel();
-        }
+        let former = self.served.insert(agent, Served { epoch, stop: stop.clone() });
         let listener = Listener {
             agent,
             epoch,
@@ -290,10 +288,15 @@ impl Thread {
             counters: Arc::clone(&self.counters),
             switches: Arc::clone(&self.switches),
             incarnation: self.incarnation,
+            bus: Arc::clone(&self.bus),
         };
-        let bus = Arc::clone(&self.bus);
         tokio::spawn(async move {
-            let mut requests = match bus.serve_agent(agent).await {
+            let subscribed = listener.bus.serve_agent(agent).await;
+            // Only now, so that no request meets nobody.
+            if let Some(former) = former {
+                former.stop.cancel();
+            }
+            let mut requests = match subscribed {
                 Ok(requests) => {
                     let _ = done.send(Ok(()));
                     requests
@@ -303,16 +306,19 @@ impl Thread {
                     return;
                 }
             };
-            drop(bus);
             loop {
                 tokio::select! {
                     biased;
-                    () = stop.cancelled() => return,
+                    () = stop.cancelled() => break,
                     request = requests.next() => match request {
                         Some(request) => Box::pin(listener.take(request)).await,
                         None => return,
                     },
                 }
+            }
+            // What had arrived: its way back says that this owner stopped.
+            while let Some(Some(mut request)) = requests.next().now_or_never() {
+                drop(Back::of(&mut request, &listener.lease));
             }
         });
     }
@@ -347,6 +353,25 @@ async fn pull(switch: Arc<dyn KillSwitch>, request: KillRequest, counters: Arc<C
     }
 }
 
+/// Sends answers, and wakes the actor for what is left to it: after they are on
+/// their way, since it begins to work at once.
+async fn answer(core: &agent::Core, to: &ActorRef<agent::Msg>, replies: Vec<(Back, Answer)>, left: bool) {
+    let any = !replies.is_empty();
+    for (back, answer) in replies {
+        if core.shared().lease.may_act() {
+            back.answer(&answer).await;
+        } else {
+            count(&core.shared().counters.replies_withheld);
+        }
+    }
+    if left {
+        if any {
+            tokio::task::yield_now().await;
+        }
+        let _ = to.cast(agent::Msg::Undone);
+    }
+}
+
 /// One agent's subscription.
 struct Listener {
     agent: AgentId,
@@ -359,6 +384,7 @@ struct Listener {
     counters: Arc<Counters>,
     switches: Arc<Switches>,
     incarnation: acri::Incarnation,
+    bus: SharedBus,
 }
 
 impl Listener {
@@ -381,7 +407,7 @@ impl Listener {
             }
         };
         // From here, so that an answer waits for no other thread.
-        if let Some(answer) = self.core.ask(&command, self.clock.now()) {
+        if let Some(answer) = self.core.answer_to(&command, self.clock.now()) {
             back.answer(&answer).await;
             return;
         }
@@ -389,17 +415,50 @@ impl Listener {
         if command.check_time(self.clock.now()).is_ok() {
             self.kill_at_once(&command);
         }
-        match Arc::clone(&self.permits).try_acquire_owned() {
-            Ok(permit) => {
-                // Fails only when the actor has ended: dropped, it says so.
-                let _ = self.to.cast(agent::Msg::Command { command, back, permit });
+        let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() else {
+            count(&self.counters.requests_overflowed);
+            let text = format!("{COMMANDS_WAITING_MAX} commands wait for this agent");
+            back.refuse(&ErrorBody::new(ErrorCode::ResourceExhausted, text)).await;
+            return;
+        };
+        let waiting = COMMANDS_WAITING_MAX - self.permits.available_permits();
+        let to_actor = if matches!(command.order, appender::Order::Start(_)) && waiting == 1 {
+            match self.core.begin_here(command, back, permit) {
+                Ok(Ok(here)) => {
+                    self.carry_out(here).await;
+                    return;
+                }
+                Ok(Err(refused)) => refused,
+                Err(panic) => {
+                    let _ = self.to.cast(agent::Msg::Failed(panic));
+                    return;
+                }
             }
-            Err(_) => {
-                count(&self.counters.requests_overflowed);
-                let text = format!("{COMMANDS_WAITING_MAX} commands wait for this agent");
-                back.refuse(&ErrorBody::new(ErrorCode::ResourceExhausted, text)).await;
+        } else {
+            (command, back, permit)
+        };
+        let (command, back, permit) = to_actor;
+        // Fails only when the actor has ended: dropped, it says so.
+        let _ = self.to.cast(agent::Msg::Command { command, back, permit });
+    }
+
+    async fn carry_out(&self, here: agent::Here) {
+        let append = here.append;
+        answer(&self.core, &self.to, here.replies, here.left).await;
+        let Some(append) = append else { return };
+        let (core, to, bus) = (Arc::clone(&self.core), self.to.clone(), Arc::clone(&self.bus));
+        tokio::spawn(async move {
+            let Some(input) = agent::append(core.shared(), &bus, append).await else { return };
+            match core.settle_here(input) {
+                Ok(Ok(here)) => answer(&core, &to, here.replies, here.left).await,
+                Ok(Err(input)) => {
+                    let _ = to.cast(agent::Msg::Input(input));
+                }
+                Err(panic) => {
+                    let _ = to.cast(agent::Msg::Failed(panic));
+                }
             }
-        }
+        });
     }
 
     /// The one effect that does not wait for its event.

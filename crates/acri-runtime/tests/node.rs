@@ -47,7 +47,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 struct Mishaps {
     check_task_panics: AtomicU32,
     /// Where a check of a task waits for the test, before it panics or not.
-    check_task_gate: std::sync::Mutex<Option<std::sync::mpsc::Receiver<()>>>,
+    check_task_gate: Mutex<Option<std::sync::mpsc::Receiver<()>>>,
     output_panics: AtomicU32,
     attach_panics: AtomicU32,
     start_panics: AtomicU32,
