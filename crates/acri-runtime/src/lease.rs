@@ -136,6 +136,8 @@ pub(crate) async fn keep(
                     Duration::ZERO
                 }
                 Ok(LeaseEntry::Absent) if !created => Duration::ZERO,
+                // Given back by the node itself.
+                Ok(LeaseEntry::Absent | LeaseEntry::Fenced(_)) if stop.is_cancelled() => return,
                 Ok(LeaseEntry::Absent | LeaseEntry::Fenced(_)) => {
                     tracing::error!(incarnation = %terms.incarnation, "lease is fenced");
                     lease.end();

@@ -43,6 +43,8 @@ const CONTACT_LOOK_EVERY: Duration = Duration::from_millis(250);
 const LEASE_LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How long a start waits for its lease.
 const LEASE_WAIT_MAX: Duration = Duration::from_secs(30);
+/// How long a node that leaves tries to give its lease back.
+const GIVE_BACK_MAX: Duration = Duration::from_secs(3);
 /// How long the fencing of a predecessor is tried.
 const FENCE_ATTEMPTS_MAX: u32 = 50;
 
@@ -465,7 +467,7 @@ impl Node {
     }
 
     /// Leaves: takes no further command and lets the harnesses go on for the
-    /// next start of this node.
+    /// next start of this node. Where none goes on, its lease is given back.
     pub async fn leave(&self) {
         self.stop.cancel();
         for actor in self.actors().await {
@@ -476,9 +478,29 @@ impl Node {
             let _ = supervisor.stop_children_and_wait(None, Some(Duration::from_secs(5))).await;
             supervisor.stop(None);
         }
-        self.shared.control.end();
+        let was_ours = !self.shared.lease.is_fenced();
+        // From here on nothing acts any more: no append, no effect, no reply,
+        // whatever is still on its way to one.
         self.shared.lease.end();
+        self.shared.control.end();
+        if was_ours {
+            self.give_back().await;
+        }
         self.shared.bus.drain().await;
+    }
+
+    /// Fences itself, so that nobody need wait for the lease to run out. Not
+    /// where a harness lives on: its holder counts on the whole lease before
+    /// another node begins to count its silence.
+    async fn give_back(&self) {
+        if self.runs() > 0 {
+            return;
+        }
+        match tokio::time::timeout(GIVE_BACK_MAX, fence(&self.shared.bus, self.shared.incarnation)).await {
+            Ok(Ok(())) => tracing::info!(incarnation = %self.shared.incarnation, "lease is given back"),
+            Ok(Err(error)) => tracing::warn!(%error, "lease is not given back: it runs out"),
+            Err(_) => tracing::warn!("lease is not given back in time: it runs out"),
+        }
     }
 
     async fn actors(&self) -> Vec<ActorRef<agent::Msg>> {

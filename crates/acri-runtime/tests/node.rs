@@ -751,3 +751,58 @@ async fn what_waits_in_the_mailbox_of_an_actor_that_ends_is_answered_and_so_repe
     rig.assert_history_is_sound(agent).await;
     node.leave().await;
 }
+
+/// A lease that nobody in a test can wait for.
+fn long_lease(mut config: Config) -> Config {
+    config.lease_ttl = PATIENCE * 10;
+    config.lease_stop_after = PATIENCE * 5;
+    config
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_left_gave_its_lease_back_and_another_takes_its_agents_at_once() {
+    let rig = Rig::new();
+    let one = rig.start_with(long_lease(rig.config("one"))).await;
+    let run = rig.run(&["exit 0"]).await;
+    rig.event(run, "run.logs_sealed").await;
+    let mut config = rig.config("two");
+    // What it must have held its own for before it may conclude anything.
+    config.lease_ttl = Duration::from_secs(1);
+    config.lease_renew_every = Duration::from_millis(200);
+    config.lease_stop_after = Duration::from_millis(700);
+    let two = rig.start_with(config).await;
+    one.leave().await;
+    assert_eq!(rig.owner_event(run.0).await.as_str(), "two");
+    let next = rig.client.start(run.0, Payload::text("")).await.unwrap().run;
+    assert_eq!(rig.wait((run.0, next)).await.state, RunState::Completed);
+    rig.assert_history_is_sound(run.0).await;
+    two.leave().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_left_frees_its_name_at_once() {
+    let rig = Rig::new();
+    let one = rig.start_with(long_lease(rig.config("one"))).await;
+    let agent = rig.create(&["exit 0"]).await;
+    one.leave().await;
+    // From another state directory, which proves nothing of the former's end.
+    let mut config = long_lease(rig.config("one"));
+    config.state_dir = rig.state.path().join("elsewhere");
+    let again = rig.start_with(config).await;
+    rig.owners(agent, &["one"]).await;
+    again.leave().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_whose_harness_lives_on_keeps_its_lease_until_it_runs_out() {
+    use acri_bus::port::{LeaseEntry, Leases as _};
+    let rig = Rig::new();
+    let one = rig.start_with(long_lease(rig.config("one"))).await;
+    let run = rig.run(&["wait go", "exit 0"]).await;
+    rig.event(run, "run.started").await;
+    let incarnation = one.incarnation();
+    one.leave().await;
+    let entry = rig.bus.another().lease(incarnation).await.unwrap();
+    assert!(matches!(entry, LeaseEntry::Live { .. }), "{entry:?}");
+    assert!(rig.world.is_alive(run.0, run.1));
+}
