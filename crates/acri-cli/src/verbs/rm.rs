@@ -2,10 +2,15 @@
 
 use crate::{
     app::App,
+    failure::{Failure, UNAVAILABLE},
     output::{self, Format},
     resolve,
 };
+use acri::{AgentId, Event, RunId};
+use acri_client::{Client, Error, EventItem};
 use anyhow::Result;
+use futures_util::{Stream, StreamExt as _};
+use std::time::Duration;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -52,17 +57,64 @@ pub(crate) async fn perform(app: &mut App, args: Args) -> Result<()> {
     Ok(())
 }
 
+/// How long the seal of a run that has ended is waited for. Its owner seals it
+/// within seconds; one that died meanwhile does it at its next start.
+const SEAL_WAIT_MAX: Duration = Duration::from_secs(60);
+
 /// Waits until nothing more follows for a run: until then its agent cannot be
 /// removed.
-pub(crate) async fn seal(client: &acri_client::Client, agent: acri::AgentId, run: acri::RunId) -> Result<()> {
-    use futures_util::StreamExt as _;
-    let mut events = client.run_events(agent, run, true);
-    while let Some(item) = events.next().await {
-        if let acri_client::EventItem::Event(event) = item?
-            && matches!(event.envelope.event, acri::Event::RunLogsSealed(_))
-        {
-            break;
+pub(crate) async fn seal(client: &Client, agent: AgentId, run: RunId) -> Result<()> {
+    sealed_within(SEAL_WAIT_MAX, client.run_events(agent, run, true), agent, run).await
+}
+
+async fn sealed_within(
+    at_most: Duration,
+    mut events: impl Stream<Item = Result<EventItem, Error>> + Unpin,
+    agent: AgentId,
+    run: RunId,
+) -> Result<()> {
+    let seal = async {
+        while let Some(item) = events.next().await {
+            if let EventItem::Event(event) = item?
+                && matches!(event.envelope.event, Event::RunLogsSealed(_))
+            {
+                break;
+            }
+        }
+        Ok(())
+    };
+    match tokio::time::timeout(at_most, seal).await {
+        Ok(sealed) => sealed,
+        Err(_) => {
+            let text = format!(
+                "failed to remove agent {agent}: the log of run {run} was not complete within {} s",
+                at_most.as_secs()
+            );
+            let hint = format!(
+                "its node may be gone: see `acri nodes`, start it again, and repeat `acri rm {agent}`; \
+                 nothing but the agent's removal is missing"
+            );
+            Err(Failure::new(UNAVAILABLE, text).hint(hint).into())
         }
     }
-    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use acri::CommandId;
+
+    #[tokio::test]
+    async fn a_seal_that_does_not_come_is_given_up_and_what_to_do_is_said() {
+        let agent = AgentId::derive(&"process".parse().unwrap(), CommandId::from_uuid(uuid::Uuid::from_u128(1)));
+        let run = RunId::derive(agent, CommandId::from_uuid(uuid::Uuid::from_u128(2)));
+        let silent = futures_util::stream::pending();
+        let waited = sealed_within(Duration::from_millis(1), silent, agent, run);
+        let error = tokio::time::timeout(Duration::from_secs(30), waited).await.expect("a limit").unwrap_err();
+        let failure = error.downcast_ref::<Failure>().unwrap();
+        assert_eq!(failure.status, UNAVAILABLE);
+        assert!(error.to_string().contains(&format!("log of run {run} was not complete")), "{error}");
+        let hint = failure.hint.as_deref().unwrap_or_default();
+        assert!(hint.contains("acri nodes") && hint.contains(&format!("acri rm {agent}")), "{hint}");
+    }
 }
