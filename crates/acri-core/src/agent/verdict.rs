@@ -21,11 +21,11 @@ pub(super) fn verdict(agent: &Agent, run: &Run, seen: &Seen) -> Option<Draft> {
         return Some(of_exit(agent, run, seen, exited));
     }
     if let Some((reason, message)) = seen.lost() {
-        return Some(Draft::of_run(run.id, failed(reason, message, None)));
+        return Some(of_loss(run, reason, message));
     }
     if seen.never_started() && run.started {
         let message = "it had started, and its holder knows nothing of it";
-        return Some(Draft::of_run(run.id, failed(FailReason::HarnessLost, message, None)));
+        return Some(of_loss(run, FailReason::HarnessLost, message));
     }
     let never = seen.never_started() && (run.kill.is_some() || run.stop.is_some() || seen.start_timed_out());
     if seen.not_started().is_none() && !never {
@@ -39,6 +39,17 @@ pub(super) fn verdict(agent: &Agent, run: &Run, seen: &Seen) -> Option<Draft> {
         (None, None, None) => return None,
     };
     Some(Draft::of_run(run.id, event))
+}
+
+/// A harness is called lost only when nothing of it lives: where a Kill was
+/// recorded before, that is its proof. What another reason says proves nothing
+/// of a Kill.
+fn of_loss(run: &Run, reason: FailReason, message: &str) -> Draft {
+    let event = match &run.kill {
+        Some(kill) if reason == FailReason::HarnessLost => killed(KillCause::Requested, &kill.reason, None),
+        _ => failed(reason, message, None),
+    };
+    Draft::of_run(run.id, event)
 }
 
 /// What a recorded Kill was for.

@@ -320,6 +320,42 @@ fn an_orphaned_or_lost_harness_fails_its_run() {
 }
 
 #[test]
+fn a_harness_that_is_lost_after_its_kill_was_recorded_was_killed() {
+    check(
+        "agent\nstart r1\nr1 started\nkill k1 r1\nr1 lost\nr1 logs 2 gap",
+        expect![[r#"
+        start r1 -> run.accepted(""); [2] started; SPAWN; wake 60000ms
+        r1 started -> run.started; PUMP
+        kill k1 r1 -> run.kill_requested(k1! by ann); KILL (k1!, by ann); wake 3000ms
+        r1 lost -> run.killed(requested, k1!, no exit); [3] killed, proved; wake 10000ms
+        r1 logs 2 gap -> run.logs_sealed(2, gap); sealed
+    "#]],
+    );
+    // Of a node that is silent nothing is proved.
+    check(
+        "agent\nstart r1\nr1 started\nkill k1 r1\nr1 lost node\nr1 logs 2 gap",
+        expect![[r#"
+        start r1 -> run.accepted(""); [2] started; SPAWN; wake 60000ms
+        r1 started -> run.started; PUMP
+        kill k1 r1 -> run.kill_requested(k1! by ann); KILL (k1!, by ann); wake 3000ms
+        r1 lost node -> run.failed(node_lost, it was silent, no exit); [3] killed, not proved; wake 10000ms
+        r1 logs 2 gap -> run.logs_sealed(2, gap); sealed
+    "#]],
+    );
+    check(
+        "agent\nstart r1\nr1 started\nkill k1 r1\ncrash\nadopt\nr1 neverstarted",
+        expect![[r#"
+        start r1 -> run.accepted(""); [2] started; SPAWN; wake 60000ms
+        r1 started -> run.started; PUMP
+        kill k1 r1 -> run.kill_requested(k1! by ann); KILL (k1!, by ann); wake 3000ms
+        crash -> 
+        adopt -> agent.assigned(epoch 2); ATTACH as 2; wake 3000ms
+        r1 neverstarted -> run.killed(requested, k1!, no exit); wake 10000ms
+    "#]],
+    );
+}
+
+#[test]
 fn logs_done_before_the_end_are_remembered() {
     check(
         "agent\nstart r1\nr1 started\nr1 logs 4\nr1 exit 0",
