@@ -3,6 +3,7 @@
 
 use crate::{
     counters::count,
+    machine::{Core, Waiting, with_ctx},
     node::Shared,
     refused,
     request::{self, Back},
@@ -10,26 +11,21 @@ use crate::{
     supervisor,
 };
 use acri::{
-    AgentId, CommandId, ErrorBody, ErrorCode, RunId, StreamSeq, Timestamp,
+    AgentId, CommandId, ErrorBody, ErrorCode, RunId, StreamSeq,
     command::{KillRun, OnExpiry, StopRun},
     id::{Epoch, EventSeq, Sha256Digest},
 };
 use acri_bus::port::{self, Appended, EventSelection, Until};
-use acri_core::appender::{
-    Answer, Appender, Asker, Command, Creation, Ctx, Effect, Halt, Input, Me, Order, Output, Stored, Token,
-};
+use acri_core::appender::{Appender, Command, Creation, Effect, Halt, Input, Me, Order, Output, Stored, Token};
 use acri_drivers::driver::Driver;
 use futures_util::StreamExt as _;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use std::{
-    collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    collections::HashMap,
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    task::AbortHandle,
-};
+use tokio::{sync::Semaphore, task::AbortHandle};
 
 /// First and longest pause before an append or a read is tried again.
 const RETRY_FIRST: Duration = Duration::from_millis(20);
@@ -48,9 +44,8 @@ pub(crate) fn retry_pause(attempt: u32) -> Duration {
 /// What an agent's actor hears.
 #[derive(Debug)]
 pub(crate) enum Msg {
-    /// A command, its envelope checked. The permit is given back when it is
-    /// answered or dropped; dropped, it is answered by its way back.
-    Command { command: Command, back: Back, permit: OwnedSemaphorePermit },
+    /// A command.
+    Command(Waiting),
     /// A repeat of the Create that made it.
     CreateAgain { command: Command, back: Back },
     /// A step on the control thread left something to do.
@@ -90,176 +85,6 @@ pub(crate) struct Arguments {
     pub(crate) shared: Arc<Shared>,
     pub(crate) driver: Arc<dyn Driver>,
     pub(crate) supervisor: ActorRef<supervisor::Msg>,
-}
-
-/// The machine of an agent, and who waits for its answers. Its actor steps it;
-/// the control thread asks it what needs no step, and steps it for a Start that
-/// nothing stands before, so that the answer waits for no other thread.
-pub(crate) struct Core {
-    inner: Mutex<Inner>,
-    shared: Arc<Shared>,
-    driver: Arc<dyn Driver>,
-}
-
-#[derive(Default)]
-struct Inner {
-    /// None before its birth, and as soon as its actor stops acting.
-    appender: Option<Appender>,
-    askers: BTreeMap<Asker, (Back, Option<OwnedSemaphorePermit>)>,
-    next_asker: u64,
-    /// What a step on the control thread said and left to the actor, who does it
-    /// before anything that a later step says.
-    undone: Vec<Output>,
-}
-
-/// What the control thread has to do after a step.
-#[derive(Debug, Default)]
-pub(crate) struct Here {
-    pub(crate) replies: Vec<(Back, Answer)>,
-    pub(crate) append: Option<Output>,
-    /// Something is left to the actor.
-    pub(crate) left: bool,
-}
-
-/// A command that has to go to the actor.
-pub(crate) type Refused = (Command, Back, OwnedSemaphorePermit);
-
-impl std::fmt::Debug for Core {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Core").finish_non_exhaustive()
-    }
-}
-
-impl Inner {
-    fn ask(&mut self, back: Back, permit: Option<OwnedSemaphorePermit>) -> Asker {
-        let asker = Asker(self.next_asker);
-        self.next_asker += 1;
-        self.askers.insert(asker, (back, permit));
-        asker
-    }
-
-    /// Steps, and keeps what is not the control thread's for the actor.
-    fn step_here(&mut self, shared: &Shared, input: Input) -> Here {
-        let mut here = Here::default();
-        let Some(appender) = self.appender.as_mut() else { return here };
-        for output in with_ctx(shared, |ctx| appender.step(input, ctx)) {
-            match output {
-                Output::Reply(asker, answer) => {
-                    here.replies.extend(self.askers.remove(&asker).map(|(back, _permit)| (back, answer)));
-                }
-                // A repeat is the actor's, who does it over another connection.
-                Output::Append { attempt: 0, .. } if here.append.is_none() => here.append = Some(output),
-                output => self.undone.push(output),
-            }
-        }
-        here.left = !self.undone.is_empty();
-        here
-    }
-}
-
-impl Core {
-    fn new(shared: Arc<Shared>, driver: Arc<dyn Driver>) -> Self {
-        Self { inner: Mutex::default(), shared, driver }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        // What a panic leaves dies with its actor.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn with<T>(&self, act: impl FnOnce(&Appender) -> T) -> Option<T> {
-        self.lock().appender.as_ref().map(act)
-    }
-
-    /// Whether the command bears another one's id. `false` where somebody steps
-    /// just now: a Kill waits for nobody.
-    pub(crate) fn refuses_id(&self, command: &Command) -> bool {
-        let Ok(inner) = self.inner.try_lock() else { return false };
-        inner.appender.as_ref().is_some_and(|core| core.refuses_id(command))
-    }
-
-    /// The answer to a question; `None`: it is none, or somebody steps just
-    /// now, and the actor answers it.
-    pub(crate) fn answer_to(&self, command: &Command, now: Timestamp) -> Option<Answer> {
-        self.inner.try_lock().ok()?.appender.as_ref()?.ask(command, now)
-    }
-
-    /// A step by the actor: what it says, after what was left to the actor.
-    fn step(&self, input: Input) -> Vec<Output> {
-        let mut inner = self.lock();
-        let mut outputs = std::mem::take(&mut inner.undone);
-        if let Some(appender) = inner.appender.as_mut() {
-            outputs.extend(with_ctx(&self.shared, |ctx| appender.step(input, ctx)));
-        }
-        outputs
-    }
-
-    /// A command's step on the control thread. It is given back where somebody
-    /// steps just now: this thread waits for nobody.
-    ///
-    /// # Errors
-    /// What the machine's or the driver's panic is to the actor.
-    pub(crate) fn begin_here(
-        &self,
-        command: Command,
-        back: Back,
-        permit: OwnedSemaphorePermit,
-    ) -> Result<Result<Here, Refused>, String> {
-        let Ok(mut inner) = self.inner.try_lock() else { return Ok(Err((command, back, permit))) };
-        // While a run is open there is something to kill, and a Start to refuse.
-        if inner.appender.as_ref().is_none_or(|core| core.open_run().is_some()) {
-            return Ok(Err((command, back, permit)));
-        }
-        unpanicked(|| {
-            if let Some(error) = self.refusal(&inner, &command) {
-                return Ok(Here { replies: vec![(back, Answer::Refused(error))], ..Here::default() });
-            }
-            let asker = inner.ask(back, Some(permit));
-            Ok(inner.step_here(&self.shared, Input::Command(asker, command)))
-        })
-    }
-
-    /// The step that follows from an append there; given back like a command.
-    ///
-    /// # Errors
-    /// What the machine's panic is to the actor.
-    pub(crate) fn settle_here(&self, input: Input) -> Result<Result<Here, Input>, String> {
-        let Ok(mut inner) = self.inner.try_lock() else { return Ok(Err(input)) };
-        if !matches!(input, Input::Appended(..)) {
-            return Ok(Err(input));
-        }
-        unpanicked(|| {
-            let mut here = inner.step_here(&self.shared, input);
-            // The next command's; its asker is in no hurry that this thread knows of.
-            inner.undone.extend(here.append.take());
-            here.left = !inner.undone.is_empty();
-            Ok(here)
-        })
-    }
-
-    /// What only the driver can know of a task.
-    fn refusal(&self, inner: &Inner, command: &Command) -> Option<ErrorBody> {
-        let (Order::Start(start), Some(appender)) = (&command.order, inner.appender.as_ref()) else { return None };
-        self.driver.check_task(appender.state().spec(), &start.task).err().map(|refusal| refusal.0)
-    }
-
-    /// Stops acting: whoever waits is told so by his way back.
-    fn end(&self) -> BTreeMap<Asker, (Back, Option<OwnedSemaphorePermit>)> {
-        let mut inner = self.lock();
-        inner.appender = None;
-        inner.undone.clear();
-        std::mem::take(&mut inner.askers)
-    }
-
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
-        &self.shared
-    }
-}
-
-/// A panic on the control thread would end a subscription, with nobody to tell.
-fn unpanicked<T>(act: impl FnOnce() -> T) -> Result<T, String> {
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(act))
-        .map_err(|_| "the machine panicked on the control thread".to_owned())
 }
 
 pub(crate) struct State {
@@ -326,7 +151,7 @@ impl Actor for Agent {
 
     async fn handle(&self, myself: ActorRef<Msg>, message: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
         let input = match message {
-            Msg::Command { command, back, permit } => {
+            Msg::Command(Waiting { command, back, permit }) => {
                 let asker = {
                     let mut inner = state.core.lock();
                     match state.core.refusal(&inner, &command) {
@@ -379,11 +204,6 @@ impl Actor for Agent {
         let outputs = state.core.step(input);
         state.perform(&myself, outputs).await
     }
-}
-
-fn with_ctx<T>(shared: &Shared, act: impl FnOnce(Ctx<'_>) -> T) -> T {
-    let mut mint = || shared.mint_event_id();
-    act(Ctx { now: shared.clock.now(), events_percent: shared.room.percent(), mint: &mut mint })
 }
 
 impl State {

@@ -10,6 +10,7 @@ use crate::{
     clock::BusClock,
     counters::{Counters, count},
     lease::{self, Lease},
+    machine::{Core, Here, Stepped, Waiting},
     node::Connect,
     request::{self, Back},
 };
@@ -94,7 +95,7 @@ enum Order {
 struct Serve {
     agent: AgentId,
     epoch: Epoch,
-    core: Arc<agent::Core>,
+    core: Arc<Core>,
     to: ActorRef<agent::Msg>,
 }
 
@@ -171,7 +172,7 @@ impl Control {
         &self,
         agent: AgentId,
         epoch: Epoch,
-        core: Arc<agent::Core>,
+        core: Arc<Core>,
         to: ActorRef<agent::Msg>,
     ) -> Result<(), Fault> {
         let (done, answer) = oneshot::channel();
@@ -353,9 +354,14 @@ async fn pull(switch: Arc<dyn KillSwitch>, request: KillRequest, counters: Arc<C
     }
 }
 
+/// The actor is adopted anew.
+fn panicked(to: &ActorRef<agent::Msg>) {
+    let _ = to.cast(agent::Msg::Failed("the machine panicked on the control thread".to_owned()));
+}
+
 /// Sends answers, and wakes the actor for what is left to it: after they are on
 /// their way, since it begins to work at once.
-async fn answer(core: &agent::Core, to: &ActorRef<agent::Msg>, replies: Vec<(Back, Answer)>, left: bool) {
+async fn answer(core: &Core, to: &ActorRef<agent::Msg>, replies: Vec<(Back, Answer)>, left: bool) {
     let any = !replies.is_empty();
     for (back, answer) in replies {
         if core.shared().lease.may_act() {
@@ -376,7 +382,7 @@ async fn answer(core: &agent::Core, to: &ActorRef<agent::Msg>, replies: Vec<(Bac
 struct Listener {
     agent: AgentId,
     epoch: Epoch,
-    core: Arc<agent::Core>,
+    core: Arc<Core>,
     to: ActorRef<agent::Msg>,
     permits: Arc<Semaphore>,
     lease: Arc<Lease>,
@@ -421,28 +427,21 @@ impl Listener {
             back.refuse(&ErrorBody::new(ErrorCode::ResourceExhausted, text)).await;
             return;
         };
-        let waiting = COMMANDS_WAITING_MAX - self.permits.available_permits();
-        let to_actor = if matches!(command.order, appender::Order::Start(_)) && waiting == 1 {
-            match self.core.begin_here(command, back, permit) {
-                Ok(Ok(here)) => {
-                    self.carry_out(here).await;
-                    return;
-                }
-                Ok(Err(refused)) => refused,
-                Err(panic) => {
-                    let _ = self.to.cast(agent::Msg::Failed(panic));
-                    return;
-                }
-            }
-        } else {
-            (command, back, permit)
-        };
-        let (command, back, permit) = to_actor;
+        let is_first = self.permits.available_permits() + 1 == COMMANDS_WAITING_MAX;
+        let is_start = matches!(command.order, appender::Order::Start(_));
+        let mut waiting = Waiting { command, back, permit };
+        if is_first && is_start {
+            waiting = match self.core.begin_here(waiting) {
+                Stepped::Here(here) => return self.carry_out(here).await,
+                Stepped::NotHere(waiting) => waiting,
+                Stepped::Panicked => return panicked(&self.to),
+            };
+        }
         // Fails only when the actor has ended: dropped, it says so.
-        let _ = self.to.cast(agent::Msg::Command { command, back, permit });
+        let _ = self.to.cast(agent::Msg::Command(waiting));
     }
 
-    async fn carry_out(&self, here: agent::Here) {
+    async fn carry_out(&self, here: Here) {
         let append = here.append;
         answer(&self.core, &self.to, here.replies, here.left).await;
         let Some(append) = append else { return };
@@ -450,13 +449,11 @@ impl Listener {
         tokio::spawn(async move {
             let Some(input) = agent::append(core.shared(), &bus, append).await else { return };
             match core.settle_here(input) {
-                Ok(Ok(here)) => answer(&core, &to, here.replies, here.left).await,
-                Ok(Err(input)) => {
+                Stepped::Here(here) => answer(&core, &to, here.replies, here.left).await,
+                Stepped::NotHere(input) => {
                     let _ = to.cast(agent::Msg::Input(input));
                 }
-                Err(panic) => {
-                    let _ = to.cast(agent::Msg::Failed(panic));
-                }
+                Stepped::Panicked => panicked(&to),
             }
         });
     }

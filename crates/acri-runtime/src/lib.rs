@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Begin with [`node`], then [`agent`]: it calls `Appender::step` and carries
-//! out what that says.
+//! out what that says; [`machine`] has what it shares with the control thread.
 //!
 //! An actor never decides about the domain: a rule belongs in `acri-core`.
 //! Kill never passes a mailbox: it goes from the control thread to the switch.
@@ -22,6 +22,7 @@ pub mod config;
 mod control;
 mod counters;
 mod lease;
+mod machine;
 pub mod node;
 mod pump;
 mod refused;
