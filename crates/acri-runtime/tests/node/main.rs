@@ -459,6 +459,41 @@ async fn one_state_directory_holds_one_node() {
     node.leave().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn of_starts_that_come_at_once_one_is_accepted_and_each_is_answered() {
+    const AT_ONCE: usize = 32;
+    let rig = Rig::new();
+    let node = rig.start("one").await;
+    let agent = rig.create(&["hang"]).await;
+    for round in 1..=8 {
+        let starts = (0..AT_ONCE).map(|_| {
+            let client = rig.client.clone();
+            tokio::spawn(async move { client.start(agent, Payload::text("")).await })
+        });
+        let answers = tokio::time::timeout(PATIENCE, futures_util::future::join_all(starts)).await.unwrap();
+        let (mut runs, mut refused) = (Vec::new(), 0);
+        for answer in answers {
+            match answer.unwrap() {
+                Ok(handle) => runs.push(handle.run),
+                Err(acri_client::Error::Refused { body, .. }) if body.code == ErrorCode::FailedPrecondition => {
+                    refused += 1
+                }
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+        assert_eq!((runs.len(), refused), (1, AT_ONCE - 1), "round {round}");
+        let killed = tokio::time::timeout(PATIENCE, rig.client.kill(agent, runs[0], "enough")).await.unwrap().unwrap();
+        assert!(killed.proved);
+        rig.wait((agent, runs[0])).await;
+        // Until it is sealed another Start is refused.
+        assert!(rig.log((agent, runs[0])).await.is_empty());
+    }
+    rig.assert_history_is_sound(agent).await;
+    let accepted = rig.types(agent).await.iter().filter(|kind| *kind == "run.accepted").count();
+    assert_eq!(accepted, 8);
+    node.leave().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_removed_agent_is_gone_and_its_start_is_refused() {
     let rig = Rig::new();
