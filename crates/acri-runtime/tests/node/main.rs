@@ -482,6 +482,7 @@ async fn of_starts_that_come_at_once_one_is_accepted_and_each_is_answered() {
             }
         }
         assert_eq!((runs.len(), refused), (1, AT_ONCE - 1), "round {round}");
+        rig.event((agent, runs[0]), "run.started").await;
         let killed = tokio::time::timeout(PATIENCE, rig.client.kill(agent, runs[0], "enough")).await.unwrap().unwrap();
         assert!(killed.proved);
         rig.wait((agent, runs[0])).await;
