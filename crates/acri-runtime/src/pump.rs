@@ -206,7 +206,8 @@ impl Pump {
                 chunk.records.drain(..taken);
                 let first = chunk.records.first().map_or(chunk.next, |record| record.spool_offset);
                 match writer.wants_output() {
-                    Some(offset) if offset != first => {}
+                    // What was read behind it is of no use either.
+                    Some(offset) if offset != first => continue,
                     _ => spool.chunks.push_front(chunk),
                 }
                 return Ok(());
