@@ -117,7 +117,6 @@ struct Served {
 struct Thread {
     bus: SharedBus,
     lease: Arc<Lease>,
-    clock: Arc<BusClock>,
     counters: Arc<Counters>,
     switches: Arc<Switches>,
     incarnation: acri::Incarnation,
@@ -244,7 +243,6 @@ fn run_thread(
         let mut thread = Thread {
             bus: Arc::clone(&bus),
             lease: parts.lease,
-            clock: parts.clock,
             counters: parts.counters,
             switches: parts.switches,
             incarnation: parts.terms.incarnation,
@@ -284,9 +282,6 @@ impl Thread {
             core,
             to,
             permits: Arc::new(Semaphore::new(COMMANDS_WAITING_MAX)),
-            lease: Arc::clone(&self.lease),
-            clock: Arc::clone(&self.clock),
-            counters: Arc::clone(&self.counters),
             switches: Arc::clone(&self.switches),
             incarnation: self.incarnation,
             bus: Arc::clone(&self.bus),
@@ -319,7 +314,7 @@ impl Thread {
             }
             // What had arrived: its way back says that this owner stopped.
             while let Some(Some(mut request)) = requests.next().now_or_never() {
-                drop(Back::of(&mut request, &listener.lease));
+                drop(Back::of(&mut request, &listener.core.shared().lease));
             }
         });
     }
@@ -385,9 +380,6 @@ struct Listener {
     core: Arc<Core>,
     to: ActorRef<agent::Msg>,
     permits: Arc<Semaphore>,
-    lease: Arc<Lease>,
-    clock: Arc<BusClock>,
-    counters: Arc<Counters>,
     switches: Arc<Switches>,
     incarnation: acri::Incarnation,
     bus: SharedBus,
@@ -395,34 +387,34 @@ struct Listener {
 
 impl Listener {
     async fn take(&self, mut request: Request) {
-        let back = Back::of(&mut request, &self.lease);
+        let back = Back::of(&mut request, &self.core.shared().lease);
         if !back.is_open() {
-            count(&self.counters.requests_unanswerable);
+            count(&self.core.shared().counters.requests_unanswerable);
             return;
         }
-        if !self.lease.may_act() {
-            count(&self.counters.replies_withheld);
+        if !self.core.shared().lease.may_act() {
+            count(&self.core.shared().counters.replies_withheld);
             return;
         }
         let command = match request::to_agent(self.agent, &request) {
             Ok(command) => command,
             Err(error) => {
-                count(&self.counters.requests_malformed);
+                count(&self.core.shared().counters.requests_malformed);
                 back.refuse(&error).await;
                 return;
             }
         };
         // From here, so that an answer waits for no other thread.
-        if let Some(answer) = self.core.answer_to(&command, self.clock.now()) {
+        if let Some(answer) = self.core.answer_to(&command, self.core.shared().clock.now()) {
             back.answer(&answer).await;
             return;
         }
         // One that came too late is never carried out; the core says so.
-        if command.check_time(self.clock.now()).is_ok() {
+        if command.check_time(self.core.shared().clock.now()).is_ok() {
             self.kill_at_once(&command);
         }
         let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() else {
-            count(&self.counters.requests_overflowed);
+            count(&self.core.shared().counters.requests_overflowed);
             let text = format!("{COMMANDS_WAITING_MAX} commands wait for this agent");
             back.refuse(&ErrorBody::new(ErrorCode::ResourceExhausted, text)).await;
             return;
@@ -472,6 +464,6 @@ impl Listener {
             reason: kill.reason.clone(),
             owner: Owner { epoch: self.epoch, incarnation: self.incarnation },
         };
-        tokio::spawn(pull(switch, request, Arc::clone(&self.counters)));
+        tokio::spawn(pull(switch, request, Arc::clone(&self.core.shared().counters)));
     }
 }
