@@ -7,12 +7,14 @@ use acri::{
     command::{CreateAgent, Envelope, GetStatus, KillRun, OnExpiry, RemoveAgent, StartRun, StopRun},
     limits::EVENT_BODY_BYTES_MAX,
 };
-use acri_client::Client;
+use acri_client::{Client, LogItem, Since};
 use acri_tests::{
-    look::{counted, heartbeat, last_event, says, verified},
+    eventually,
+    look::{Written, assert_numbered, counted, event, heartbeat, last_event, report, says, sealed, verified},
     raw::Raw,
     site::{Chatty, NodeProcess, SHORT_LEASE, SHORT_LEASE_TTL, Site, begin},
 };
+use futures_util::StreamExt as _;
 use serde::Serialize;
 use serde_json::json;
 
@@ -312,6 +314,7 @@ async fn garbage_in_the_streams_and_heartbeats_ends_neither_node_nor_reader() {
     let subject = |kind: &str| format!("acri.v1.event.{}.{stranger}._.{kind}", stranger.shard());
     scene.raw.publish(&subject("agent.created"), None, &[], b"garbage").await;
     scene.raw.publish(&subject("agent.assigned"), None, &[], &[0x91; 4_000]).await;
+    scene.raw.publish_head(&subject("agent.removed"), "", NO_TEXT, b"no text").await;
     scene.raw.publish("acri.v1.node.n1.heartbeat", None, &[], b"garbage").await;
     scene.raw.publish("acri.v1.node.ghost.heartbeat", None, &[], b"").await;
     scene.raw.publish("acri.v1.log.0.x.y", None, &[], b"garbage").await;
@@ -326,9 +329,81 @@ async fn garbage_in_the_streams_and_heartbeats_ends_neither_node_nor_reader() {
     assert!(overview.agents.iter().any(|agent| agent.id() == scene.agent));
     let (agent, run) = begin(&scene.client, scene.site.spec("echo fine")).await;
     assert_eq!(acri_tests::look::written(&scene.client, agent, run).await.out(), ["fine"]);
-    let report = acri_tests::look::report(&scene.client).await;
+    let report = report(&scene.client).await;
     assert!(report.problem_count > 0, "a verification names the garbage");
     assert!(scene.client.kill(scene.agent, scene.run, "").await.unwrap().proved);
+}
+
+/// Messages of which no owner says that it wrote them, and what is in none.
+const STRAYS: [(Headers, &[u8]); 6] = [
+    (&[], b"garbage"),
+    (&[], b""),
+    (&[("Acri-Epoch", "1")], b"half"),
+    (&[("Acri-Epoch", "one"), ("Acri-Resume", "gA==")], b"no epoch"),
+    (&[("Acri-Epoch", "1"), ("Acri-Resume", "%")], b"no base64"),
+    (&[("Acri-Epoch", "1"), ("Acri-Resume", "aGVsbG8=")], b"no token"),
+];
+
+/// Headers on which a client gives its connection up.
+const NO_TEXT: &[u8] = b"NATS/1.0\r\nA: \xff\xfe\r\n\r\n";
+
+#[tokio::test]
+async fn messages_on_a_runs_log_subject_that_no_owner_wrote_are_named_and_cost_no_line() {
+    let site = site().await;
+    let mut node = site.node("n1").await;
+    let client = site.client().await;
+    let mut raw = Raw::connect(&site.server.url()).await;
+    let chatty = Chatty::start(&site, &client, 10, "0.01").await;
+    let (agent, run) = (chatty.agent, chatty.run);
+    let subject = format!("acri.v1.log.{}.{agent}.{run}", agent.shard());
+    says(&client, agent, run, "out 20").await;
+    let mut strays = 0;
+    for stray in STRAYS.into_iter().map(Some).chain([None]) {
+        match stray {
+            Some((headers, body)) => raw.publish(&subject, None, headers, body).await,
+            None => raw.publish_head(&subject, "", NO_TEXT, b"no text").await,
+        }
+        raw.flush().await;
+        strays += 1;
+        // The log goes on behind it.
+        let stray = client.bus().last_frame(agent, Some(run)).await.unwrap().unwrap().seq;
+        eventually("the log goes on", async || {
+            let last = client.bus().last_frame(agent, Some(run)).await.ok()??;
+            (last.seq > stray && last.mark.is_some()).then_some(())
+        })
+        .await;
+    }
+    // A frame that was stored, by somebody else, as the last thing that the next owner finds.
+    node.kill9().await;
+    let frame = client.bus().last_frame(agent, Some(run)).await.unwrap().unwrap();
+    raw.publish(&subject, None, &[], &frame.bytes).await;
+    raw.flush().await;
+    strays += 1;
+    let _node = site.node("n1").await;
+    std::fs::write(chatty.stop(), "").unwrap();
+    sealed(&client, agent, run).await;
+    raw.publish(&subject, None, &[], b"behind the seal").await;
+    raw.flush().await;
+    let (mut written, mut named) = (Written::default(), 0);
+    let mut items = client.logs(agent, run, Since::Start, true);
+    while let Some(item) = items.next().await {
+        match item.unwrap() {
+            LogItem::Malformed { .. } => named += 1,
+            item => written.take(item),
+        }
+    }
+    assert_numbered(&written.out(), "out");
+    assert_numbered(&written.err(), "err");
+    assert!(!written.out().is_empty() && written.out().len() == written.err().len());
+    assert_eq!(named, strays, "each is named, and the log ends at its seal");
+    let seal = event(&client, agent, "run.logs_sealed").await;
+    let acri::Event::RunLogsSealed(seal) = seal.envelope.event else { panic!("{seal:?}") };
+    assert_eq!((seal.count.0, seal.gap), (written.events, false));
+    let verify = site.acri(&["verify", "--logs", "-o", "json"]).await;
+    let report: serde_json::Value = serde_json::from_slice(&verify.stdout).unwrap();
+    assert_eq!(report["logs"]["whole"], 1, "{report}");
+    let problems = report["other_problems"].as_array().unwrap();
+    assert_eq!(problems.len(), strays + 1, "{report}");
 }
 
 #[tokio::test]
@@ -351,7 +426,7 @@ async fn a_flood_of_headers_that_are_no_text_costs_neither_lease_nor_owner_nor_a
         let mut raw = Raw::connect(&site.server.url()).await;
         while began.elapsed() < SHORT_LEASE_TTL * 2 {
             for subject in subjects.iter().cycle().take(FLOOD_BATCH) {
-                raw.publish_head(subject, " _INBOX.x", b"NATS/1.0\r\nA: \xff\xfe\r\n\r\n", b"").await;
+                raw.publish_head(subject, " _INBOX.x", NO_TEXT, b"").await;
             }
             // As fast as the server takes them, and no faster.
             raw.flush().await;

@@ -14,7 +14,10 @@ use acri_bus::{
 use acri_core::{
     appender::Stored,
     check,
-    writer::reader::{Frame, LogItem, LogStream, Next, Reader, Since},
+    writer::{
+        LastFrame, LogEnd,
+        reader::{Frame, LogItem, LogStream, Next, Reader, Since},
+    },
 };
 
 pub(crate) fn stored(recorded: &acri_bus::port::Recorded) -> Stored {
@@ -122,7 +125,7 @@ fn read(facts: LogStream, frames: &[&RecordedFrame], since: Since) -> Result<Rea
     let (mut items, mut read) = (Vec::new(), Vec::new());
     let from = reader.start_from();
     for frame in frames.iter().filter(|frame| frame.seq >= from) {
-        let frame = Frame { seq: frame.seq, bytes: &frame.bytes };
+        let frame = Frame { seq: frame.seq, owned: frame.mark.is_some(), bytes: &frame.bytes };
         if reader.push(frame, &mut items) == Next::Restart {
             return Err(format!("a cursor's frame {} is another one", frame.seq));
         }
@@ -136,8 +139,14 @@ fn read(facts: LogStream, frames: &[&RecordedFrame], since: Since) -> Result<Rea
     Ok(read)
 }
 
+/// What a writer is told of the run's last frame.
+pub(crate) fn last(frame: &RecordedFrame) -> LogEnd {
+    let mark = frame.mark.as_ref().expect("an owner wrote it");
+    LogEnd { seq: frame.seq, frame: LastFrame::of(mark.epoch, &mark.resume) }
+}
+
 pub(crate) fn resume(frame: &RecordedFrame) -> ResumeToken {
-    codec::from_msgpack(&frame.resume).expect("what is stored is a token")
+    last(frame).frame.expect("what is stored is a token").token
 }
 
 /// Each derived event once, none that was not said, each before the frame that

@@ -357,6 +357,12 @@ impl Chatty {
         Self { agent, run, stop: directory.join("stop") }
     }
 
+    /// The file that has it end by itself.
+    #[must_use]
+    pub fn stop(&self) -> &Path {
+        &self.stop
+    }
+
     /// Has it end by itself, and checks that it wrote everything once and in
     /// order. Tells how many lines each stream had.
     ///

@@ -209,12 +209,20 @@ pub struct RecordedFrame {
     pub seq: StreamSeq,
     /// When the bus stored it.
     pub time: Timestamp,
-    /// Who wrote it.
-    pub epoch: Epoch,
-    /// The resume token after it, MessagePack.
-    pub resume: Bytes,
+    /// What its writer said of it. None on a message that is no frame: whoever
+    /// may publish on the subject can put anything there.
+    pub mark: Option<FrameMark>,
     /// The encoded `LogFrame`.
     pub bytes: Bytes,
+}
+
+/// What the writer of a frame says of it, beside it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct FrameMark {
+    /// Who wrote it.
+    pub epoch: Epoch,
+    /// The resume token after it, MessagePack; it can be decoded.
+    pub resume: Bytes,
 }
 
 /// Stream of stored frames.
@@ -225,12 +233,12 @@ pub type FrameStream = BoxStream<'static, Result<RecordedFrame, Fault>>;
 pub trait Logs: Send + Sync {
     /// One attempt to store a frame. Never answers [`Appended::Duplicate`].
     async fn append_frame(&self, append: &FrameAppend) -> Appended;
-    /// The run's last frame, from the leader.
+    /// The last message on the run's subject, from the leader.
     ///
     /// # Errors
     /// [`Fault`] if nobody could say.
     async fn last_frame(&self, agent: AgentId, run: Option<RunId>) -> Result<Option<RecordedFrame>, Fault>;
-    /// The run's frames in order, from a stream sequence on.
+    /// What is on the run's subject in order, from a stream sequence on.
     ///
     /// # Errors
     /// [`Fault`] if the read could not begin.

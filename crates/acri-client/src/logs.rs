@@ -292,7 +292,8 @@ impl Log {
         {
             return items;
         }
-        match place.reader.push(Frame { seq: frame.seq, bytes: &frame.bytes }, &mut items) {
+        let pushed = Frame { seq: frame.seq, owned: frame.mark.is_some(), bytes: &frame.bytes };
+        match place.reader.push(pushed, &mut items) {
             Next::GoOn => {}
             Next::Restart => {
                 let reader = place.reader.clone();

@@ -21,6 +21,7 @@ pub mod clock;
 pub mod config;
 mod control;
 mod counters;
+mod frames;
 mod lease;
 mod machine;
 pub mod node;

@@ -4,13 +4,14 @@
 use crate::{
     agent::{self, retry_pause},
     counters::count,
+    frames,
     node::Shared,
 };
 use acri::{AgentId, RunId, event::Source, log::ResumeToken};
 use acri_bus::port::{Appended, FrameAppend};
 use acri_core::{
     appender::{self, Report, Token},
-    writer::{Input, LastFrame, Output, SpoolRecord, Writer},
+    writer::{Input, LogEnd, Output, SpoolRecord, Writer},
 };
 use acri_drivers::driver::{Chunk, ChunkEnd, Fault, Owner, Session};
 use bytes::Bytes;
@@ -44,7 +45,7 @@ enum Answer {
     Conflict(Token),
     Unknown(Token),
     Refused(Token),
-    Last(Token, Option<LastFrame>),
+    Last(Token, LogEnd),
     EpochOk(Token),
     Fenced,
     ReadFailed(Token),
@@ -357,18 +358,10 @@ fn read_last(shared: Arc<Shared>, agent: AgentId, run: RunId, token: Token, atte
         if attempt > 0 {
             tokio::time::sleep(retry_pause(attempt)).await;
         }
-        let frame = match shared.bus.last_frame(agent, Some(run)).await {
-            Ok(frame) => frame,
+        match frames::last(&shared.bus, agent, run).await {
+            Ok(last) => Answer::Last(token, last),
             Err(error) => {
                 tracing::warn!(%error, "last frame cannot be read");
-                return Answer::ReadFailed(token);
-            }
-        };
-        let Some(frame) = frame else { return Answer::Last(token, None) };
-        match acri::codec::from_msgpack(&frame.resume) {
-            Ok(resume) => Answer::Last(token, Some(LastFrame { seq: frame.seq, epoch: frame.epoch, token: resume })),
-            Err(error) => {
-                tracing::error!(%run, %error, "the last frame's resume token cannot be read");
                 Answer::ReadFailed(token)
             }
         }

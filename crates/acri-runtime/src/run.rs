@@ -6,7 +6,7 @@
 //! each piece of work, and an idle run would cost a node half as much again.
 //! What a supervisor would be told, [`agent::Msg::Failed`] tells.
 
-use crate::{agent, node::Shared, pump};
+use crate::{agent, frames, node::Shared, pump};
 use acri::{
     AgentId, AgentSpec, RunId,
     event::{FailReason, RunStarted, Source},
@@ -149,12 +149,9 @@ impl Spawn {
 /// Reports what the last stored frame says of a run's log, with a gap.
 async fn stored_log(shared: &Shared, agent: AgentId, run: RunId, to: &ActorRef<agent::Msg>) {
     for attempt in 0..ATTEMPTS_MAX {
-        match shared.bus.last_frame(agent, Some(run)).await {
-            Ok(frame) => {
-                let start = ResumeToken::start();
-                let token = frame.map_or(Ok(start), |frame| acri::codec::from_msgpack(&frame.resume));
-                // One that cannot be read: the core seals without it, in time.
-                let Ok(token) = token else { return };
+        match frames::last(&shared.bus, agent, run).await {
+            Ok(last) => {
+                let token = last.frame.map_or_else(ResumeToken::start, |frame| frame.token);
                 let count = LogSeq(token.next_sequence.0.saturating_sub(1));
                 let report = Report::LogsDone { count, chain: token.chain, gap: true };
                 let _ = to.cast(agent::Msg::Input(Input::Report(run, report)));

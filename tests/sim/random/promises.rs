@@ -149,7 +149,9 @@ impl Promises {
         live.token = check::chained(&frames, live.token.clone())?;
         for frame in frames {
             live.last = frame.seq;
-            if live.reader.push(Frame { seq: frame.seq, bytes: &frame.bytes }, &mut items) == Next::Restart {
+            if live.reader.push(Frame { seq: frame.seq, owned: frame.mark.is_some(), bytes: &frame.bytes }, &mut items)
+                == Next::Restart
+            {
                 return Err("a reader from the start begins again".to_owned());
             }
             covered.extend(check::resume(frame).streams);

@@ -13,7 +13,7 @@ use acri_bus::{
 };
 use acri_core::{
     appender::{Answer, Asker, Ctx, Effect, Halt, Input, Output, Report, Stored},
-    writer::{self, LastFrame, Limits, SpoolRecord, Writer},
+    writer::{self, Limits, SpoolRecord, Writer},
 };
 use std::collections::VecDeque;
 
@@ -363,11 +363,7 @@ impl World {
             return self.write(at, agent, owner, writer::Input::ReadFailed(token));
         }
         if read.is_some() {
-            let last = self.bus.last_frame(id, Some(run)).map(|frame| LastFrame {
-                seq: frame.seq,
-                epoch: frame.epoch,
-                token: check::resume(frame),
-            });
+            let last = self.bus.last_frame(id, Some(run)).map(check::last).unwrap_or_default();
             return self.write(at, agent, owner, writer::Input::Last(token, last));
         }
         let newest = check::events(&self.bus, id).pop();

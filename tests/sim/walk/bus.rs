@@ -12,7 +12,7 @@ use acri_bus::{
     memory::{State, fault::Write},
     port::{Appended, EventSelection},
 };
-use acri_core::{appender::Stored, writer::LastFrame};
+use acri_core::{appender::Stored, writer::LogEnd};
 use std::{
     collections::HashMap,
     hash::{DefaultHasher, Hash as _, Hasher as _},
@@ -143,9 +143,9 @@ impl Buses {
         (stored, state.last_seq(self.plan.agent))
     }
 
-    pub(crate) fn last_frame(&self, bus: Id) -> Option<LastFrame> {
-        let frame = self.get(bus).state.last_frame(self.plan.agent, Some(self.plan.run))?.clone();
-        Some(LastFrame { seq: frame.seq, epoch: frame.epoch, token: check::resume(&frame) })
+    pub(crate) fn last_frame(&self, bus: Id) -> LogEnd {
+        let bus = self.get(bus);
+        bus.state.last_frame(self.plan.agent, Some(self.plan.run)).map(check::last).unwrap_or_default()
     }
 }
 

@@ -10,7 +10,7 @@ use acri::id::Epoch;
 use acri_bus::memory::fault::Write;
 use acri_core::{
     appender::{Answer, Halt},
-    writer::LastFrame,
+    writer::LogEnd,
 };
 
 impl Steps {
@@ -91,10 +91,10 @@ impl Steps {
         let Some(id) = world.nodes[at].writer else { return };
         let writer = self.machines.writers.get(id);
         let epoch = Epoch(self.owner_epoch(world, at).unwrap_or_default());
-        let none = self.machines.lasts.put_shown(None);
+        let none = self.machines.lasts.put_shown(LogEnd::default());
         let base = writer.base.unwrap_or(none);
         let last = self.machines.lasts.get(base);
-        let from = Option::<LastFrame>::clone(&last).map_or(0, |last| last.token.spool_offset);
+        let from = last.frame.as_ref().map_or(0, |frame| frame.token.spool_offset);
         let to = writer.wants().unwrap_or(self.plan.spool_end());
         let place = |offset| self.plan.spool.iter().take_while(|record| record.offset < offset).count();
         let (from, to) = (place(from), place(to));
@@ -114,7 +114,7 @@ impl Steps {
             return *known;
         }
         let mut last = self.buses.last_frame(world.bus);
-        if let (true, Some(last), Some(id)) = (mutant, &mut last, world.nodes[at].writer)
+        if let (true, Some(last), Some(id)) = (mutant, &mut last.frame, world.nodes[at].writer)
             && let Some(frame) = &self.machines.writers.get(id).sent
             && frame.epoch == last.epoch
         {

@@ -14,7 +14,7 @@ use acri_core::{
     appender::{
         self, Answer, Appender, Asker, Command, Ctx, Effect, Halt, Input, Order, Output, Report, Stored, Token,
     },
-    writer::{self, LastFrame, Limits, SpoolRecord, Writer},
+    writer::{self, LastFrame, Limits, LogEnd, SpoolRecord, Writer},
 };
 use std::{
     collections::{BTreeMap, HashMap},
@@ -189,7 +189,7 @@ pub(crate) struct Machines {
     owner_steps: Steps<OwnerIn, OwnerOut>,
     pub(crate) writers: Table<Writing>,
     writer_steps: Steps<WriterIn, WriterOut>,
-    pub(crate) lasts: Table<Option<LastFrame>>,
+    pub(crate) lasts: Table<LogEnd>,
     pub(crate) tokens: Table<ResumeToken>,
     questions: BTreeMap<Source, Event>,
 }
@@ -380,7 +380,7 @@ impl Machines {
         let real = match input {
             WriterIn::Last(id) => {
                 base = Some(*id);
-                let last = Option::<LastFrame>::clone(&self.lasts.get(*id));
+                let last = LogEnd::clone(&self.lasts.get(*id));
                 writer::Input::Last(writing.read.take().expect(waits), last)
             }
             WriterIn::Record(at) => {
@@ -397,9 +397,9 @@ impl Machines {
             WriterIn::Derived(source) => writer::Input::Derived(*source),
             WriterIn::Stored(seq) => {
                 let (token, frame) = writing.publish.take().expect(waits);
-                let resume = acri::codec::from_msgpack(&frame.resume).expect("it is a token");
-                let last = LastFrame { seq: *seq, epoch: writing.epoch, token: resume };
-                base = Some(self.lasts.put_shown(Some(last)));
+                let last = LogEnd { seq: *seq, frame: LastFrame::of(writing.epoch, &frame.resume) };
+                assert!(last.frame.is_some(), "it is a token");
+                base = Some(self.lasts.put_shown(last));
                 writer::Input::Stored(token, *seq)
             }
             WriterIn::Conflict => writer::Input::Conflict(writing.publish.take().expect(waits).0),

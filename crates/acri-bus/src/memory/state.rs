@@ -1,7 +1,8 @@
 //! The bus as a value.
 
 use crate::port::{
-    Append, Appended, EventSelection, Fault, FrameAppend, LeaseEntry, Leased, Recorded, RecordedFrame, StreamFacts, Why,
+    Append, Appended, EventSelection, Fault, FrameAppend, FrameMark, LeaseEntry, Leased, Recorded, RecordedFrame,
+    StreamFacts, Why,
 };
 use acri::{
     AgentId, EventId, Incarnation, NodeId, RunId, StreamSeq, Subject, Timestamp,
@@ -231,8 +232,8 @@ impl State {
     pub(crate) fn store_frame(&mut self, append: &FrameAppend) -> Appended {
         let seq = self.frames_last.next();
         self.frames_last = seq;
-        let (epoch, resume, bytes) = (append.epoch, append.resume.clone(), append.bytes.clone());
-        let frame = RecordedFrame { seq, time: self.now, epoch, resume, bytes };
+        let mark = Some(FrameMark { epoch: append.epoch, resume: append.resume.clone() });
+        let frame = RecordedFrame { seq, time: self.now, mark, bytes: append.bytes.clone() };
         self.frames.entry((append.agent, append.run)).or_default().insert(seq, frame);
         Appended::Stored(seq)
     }

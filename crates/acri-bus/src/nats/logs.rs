@@ -5,29 +5,31 @@ use super::{
     config::LOGS,
     events::{appended, facts, last_under},
     reader::{Plan, Reader},
-    wire::malformed,
 };
-use crate::port::{Appended, Fault, FrameAppend, FrameStream, Logs, RecordedFrame, StreamFacts, Until};
+use crate::port::{Appended, Fault, FrameAppend, FrameMark, FrameStream, Logs, RecordedFrame, StreamFacts, Until};
 use acri::{
-    AgentId, Epoch, RunId, StreamSeq, Subject,
-    log::header::{EPOCH, RESUME},
+    AgentId, Epoch, RunId, StreamSeq, Subject, codec,
+    log::{
+        ResumeToken,
+        header::{EPOCH, RESUME},
+    },
 };
-use async_nats::{HeaderMap, header};
+use async_nats::{HeaderMap, HeaderValue, header};
 use async_trait::async_trait;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use bytes::Bytes;
+
 use futures_util::StreamExt as _;
 
 const APPEND: &str = "append a log frame";
 const LAST: &str = "read a run's last log frame";
 const READ: &str = "read log frames";
 
-fn epoch(text: Option<&str>) -> Option<Epoch> {
-    text?.parse().ok().map(Epoch)
-}
-
-fn resume(text: Option<&str>) -> Option<Bytes> {
-    STANDARD.decode(text?).ok().map(Bytes::from)
+/// None if a header is missing, or is not what a writer makes it.
+fn mark<'a>(header: impl Fn(&str) -> Option<&'a str>) -> Option<FrameMark> {
+    let epoch = Epoch(header(EPOCH)?.parse().ok()?);
+    let resume = STANDARD.decode(header(RESUME)?).ok()?;
+    codec::from_msgpack::<ResumeToken>(&resume).ok()?;
+    Some(FrameMark { epoch, resume: resume.into() })
 }
 
 #[async_trait]
@@ -54,12 +56,10 @@ impl Logs for NatsBus {
             return Ok(None);
         };
         let headers = stored.headers(LAST)?;
-        let bad = |what: &str| malformed(LAST, stored.seq, what);
         Ok(Some(RecordedFrame {
             seq: stored.seq(),
             time: stored.time(LAST)?,
-            epoch: epoch(headers.get(EPOCH)).ok_or_else(|| bad(EPOCH))?,
-            resume: resume(headers.get(RESUME)).ok_or_else(|| bad(RESUME))?,
+            mark: mark(|name| headers.get(name)),
             bytes: stored.body(LAST)?,
         }))
     }
@@ -75,14 +75,11 @@ impl Logs for NatsBus {
         let reader = Reader::begin(&self.link, Plan { operation: READ, stream: LOGS, filter, from, until }).await?;
         let frames = reader.messages().map(|message| {
             let (delivery, message) = message?;
-            let header =
-                |name| message.headers.as_ref().and_then(|headers| headers.get(name)).map(|value| value.as_str());
-            let bad = |what: &str| malformed(READ, delivery.stream_seq, what);
+            let headers = message.headers.as_ref();
             Ok(RecordedFrame {
                 seq: StreamSeq(delivery.stream_seq),
                 time: delivery.time,
-                epoch: epoch(header(EPOCH)).ok_or_else(|| bad(EPOCH))?,
-                resume: resume(header(RESUME)).ok_or_else(|| bad(RESUME))?,
+                mark: mark(|name| headers?.get(name).map(HeaderValue::as_str)),
                 bytes: message.payload.clone(),
             })
         });

@@ -12,7 +12,7 @@
 use super::{
     events::last_under,
     link::{ApiMiss, Gate, Link, jittered},
-    wire::{Consumer, Delivery, Got, Info, NO_MESSAGE},
+    wire::{Consumer, Delivery, Got, Info, NO_MESSAGE, Stored},
 };
 use crate::port::{Fault, Until, Why};
 use acri::StreamSeq;
@@ -37,6 +37,8 @@ const HEARTBEAT_ENDING: Duration = Duration::from_secs(1);
 const CONSUMER_IDLE_MAX: Duration = Duration::from_secs(120);
 /// Longest pause before a consumer is made anew.
 const REOPEN_PAUSE_MAX: Duration = Duration::from_secs(2);
+/// Openings without a message after which one is read by itself.
+const FAILURES_MAX: u32 = 2;
 /// How long a read that has to end may be without an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -139,8 +141,15 @@ impl Reader {
             if self.ended() {
                 return Ok(None);
             }
-            if self.session.is_none() && !self.open().await? {
-                return Ok(None);
+            if self.session.is_none() {
+                if self.failures >= FAILURES_MAX
+                    && let Some(found) = self.by_itself().await?
+                {
+                    return Ok(Some(found));
+                }
+                if !self.open().await? {
+                    return Ok(None);
+                }
             }
             self.pull().await?;
             match self.hear().await {
@@ -196,6 +205,24 @@ impl Reader {
                 }
             });
         }
+    }
+
+    /// Reads the next message without a consumer: with headers that are no text
+    /// it costs the connection that a consumer delivers it on, each time. None
+    /// if it is not there, or nobody answers.
+    async fn by_itself(&mut self) -> Result<Option<(Delivery, Message)>, Fault> {
+        let operation = self.plan.operation;
+        let Ok(Some(stored)) = self.stored().await else { return Ok(None) };
+        if self.target.is_some_and(|target| stored.seq > target) {
+            return Ok(None);
+        }
+        tracing::warn!(stream = self.plan.stream, seq = stored.seq, "message read by itself");
+        self.next = stored.seq + 1;
+        self.silent_since = Instant::now();
+        self.failures = 0;
+        let delivery =
+            Delivery { stream_seq: stored.seq, consumer_seq: 0, time: stored.time(operation)?, pending: u64::MAX };
+        Ok(Some((delivery, stored.message(operation)?)))
     }
 
     /// Makes a consumer from `next` on. `false`: there is nothing to read.
@@ -304,12 +331,17 @@ impl Reader {
         if self.next > target {
             return Ok(true);
         }
+        Ok(self.stored().await?.is_none_or(|stored| stored.seq > target))
+    }
+
+    /// The next message, by the leader.
+    async fn stored(&self) -> Result<Option<Stored>, Fault> {
         let operation = self.plan.operation;
         let request = json!({ "seq": self.next, "next_by_subj": self.plan.filter });
         let method = format!("STREAM.MSG.GET.{}", self.plan.stream);
         match self.link.api::<Got>(operation, &method, &request).await {
-            Ok(got) => Ok(got.message.seq > target),
-            Err(ApiMiss::Api(error)) if error.err_code == NO_MESSAGE => Ok(true),
+            Ok(got) => Ok(Some(got.message)),
+            Err(ApiMiss::Api(error)) if error.err_code == NO_MESSAGE => Ok(None),
             Err(miss) => Err(miss.into_fault(operation)),
         }
     }

@@ -2,6 +2,7 @@
 
 use crate::port::{Fault, Why};
 use acri::{StreamSeq, Timestamp};
+use async_nats::{HeaderMap, HeaderName, HeaderValue, Message};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use serde::Deserialize;
@@ -112,6 +113,26 @@ impl Stored {
         STANDARD.decode(&self.data).map(Bytes::from).map_err(|_| malformed(operation, self.seq, "its body"))
     }
 
+    /// As if it had been delivered; without headers if they are no text.
+    pub(super) fn message(&self, operation: &'static str) -> Result<Message, Fault> {
+        let payload = self.body(operation)?;
+        let mut headers = HeaderMap::new();
+        for (name, value) in self.headers(operation)?.all() {
+            if let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), value.parse::<HeaderValue>()) {
+                headers.append(name, value);
+            }
+        }
+        Ok(Message {
+            subject: self.subject.as_str().into(),
+            reply: None,
+            length: payload.len(),
+            payload,
+            headers: Some(headers),
+            status: None,
+            description: None,
+        })
+    }
+
     pub(super) fn headers(&self, operation: &'static str) -> Result<Headers, Fault> {
         let bytes = STANDARD.decode(&self.hdrs).map_err(|_| malformed(operation, self.seq, "its headers"))?;
         Ok(Headers(String::from_utf8_lossy(&bytes).into_owned()))
@@ -126,13 +147,12 @@ pub(super) fn malformed(operation: &'static str, seq: u64, what: &str) -> Fault 
 pub(super) struct Headers(String);
 
 impl Headers {
+    fn all(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.lines().skip(1).filter_map(|line| line.split_once(':')).map(|(name, value)| (name, value.trim()))
+    }
+
     pub(super) fn get(&self, name: &str) -> Option<&str> {
-        self.0
-            .lines()
-            .skip(1)
-            .filter_map(|line| line.split_once(':'))
-            .find(|(key, _)| *key == name)
-            .map(|(_, value)| value.trim())
+        self.all().find(|(found, _)| *found == name).map(|(_, value)| value)
     }
 }
 

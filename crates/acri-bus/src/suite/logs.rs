@@ -1,8 +1,8 @@
 //! Appending and reading log frames.
 
 use super::{BusFactory, Outcome, agent, all, arrives, case_list, ensure, run_id, stored, text};
-use crate::port::{Appended, FrameAppend, Until};
-use acri::{AgentId, RunId, StreamSeq, id::Epoch, limits::FRAME_MESSAGE_BYTES_MAX};
+use crate::port::{Appended, FrameAppend, FrameMark, Until};
+use acri::{AgentId, RunId, StreamSeq, codec, id::Epoch, limits::FRAME_MESSAGE_BYTES_MAX, log::ResumeToken};
 use bytes::Bytes;
 
 case_list! { false:
@@ -21,7 +21,8 @@ case_list! { false:
 const HEADERS_BYTES: usize = 8 * 1024;
 
 fn frame(agent: AgentId, run: Option<RunId>, expect: StreamSeq, epoch: u64, bytes: impl Into<Bytes>) -> FrameAppend {
-    let resume = Bytes::from(vec![0, 0xff, b'\n', u8::try_from(epoch % 256).unwrap_or(0)]);
+    let token = ResumeToken { spool_offset: epoch << 32 | 0xff0a, ..ResumeToken::start() };
+    let resume = codec::to_msgpack(&token).unwrap_or_default().into();
     FrameAppend { agent, run, expect, epoch: Epoch(epoch), resume, bytes: bytes.into() }
 }
 
@@ -50,8 +51,8 @@ async fn a_frame_keeps_its_epoch_and_token(factory: &dyn BusFactory) -> Outcome 
     let append = frame(agent, run, StreamSeq(0), 77, vec![0, 1, 2, 0xff]);
     let seq = stored(bus.append_frame(&append).await)?;
     let last = bus.last_frame(agent, run).await.map_err(|fault| text(&fault))?.ok_or("no last frame")?;
-    let same =
-        last.seq == seq && last.epoch == append.epoch && last.resume == append.resume && last.bytes == append.bytes;
+    let mark = Some(FrameMark { epoch: append.epoch, resume: append.resume.clone() });
+    let same = last.seq == seq && last.mark == mark && last.bytes == append.bytes;
     ensure!(same, "{last:?} of {append:?}");
     let read = bus.read_frames(agent, run, StreamSeq(1), Until::Now).await.map_err(|fault| text(&fault))?;
     let read = all(read).await?;

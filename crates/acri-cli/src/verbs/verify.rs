@@ -151,6 +151,11 @@ impl Logs {
         let mut sum = LogSum::default();
         while let Some(frame) = frames.next().await {
             let frame = frame?;
+            if frame.mark.is_none() {
+                let what = "no owner of the run wrote this message";
+                self.problems.push(format!("log of run {}, at {}: {what}", sealed.run, frame.seq));
+                continue;
+            }
             match sum.frame(&frame.bytes) {
                 Ok(()) => {}
                 Err(Odd::PartlyGone) => {

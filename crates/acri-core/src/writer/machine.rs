@@ -1,7 +1,7 @@
 //! The state machine: one frame in flight, and what to do when it is refused.
 
 use super::{
-    Input, LastFrame, Limits, Output, Parser, Plain, SpoolRecord,
+    Input, LastFrame, Limits, LogEnd, Output, Parser, Plain, SpoolRecord,
     pending::{Pending, STREAMS, slot},
     split::{Piece, Splitter},
 };
@@ -54,7 +54,7 @@ pub struct Writer {
     kept: Option<ResumeToken>,
     /// The token of the last stored frame; none until it is read.
     stored: Option<ResumeToken>,
-    /// Its sequence.
+    /// The sequence of the last message on the run's subject.
     last: StreamSeq,
     flight: Option<Flight>,
     /// The frame after the one in flight, if it is full: nothing that comes in
@@ -325,35 +325,35 @@ impl Writer {
         self.asked = self.asked.saturating_add(1);
     }
 
-    fn found_last(&mut self, last: Option<LastFrame>, outputs: &mut Vec<Output>) {
-        if let Some(last) = &last
-            && last.epoch > self.epoch
+    fn found_last(&mut self, LogEnd { seq, frame }: LogEnd, outputs: &mut Vec<Output>) {
+        if let Some(frame) = &frame
+            && frame.epoch > self.epoch
         {
             self.phase = Phase::Over;
-            outputs.push(Output::StepDown(last.epoch));
+            outputs.push(Output::StepDown(frame.epoch));
             return;
         }
         let Some(flight) = &self.flight else {
-            self.begin(last, outputs);
+            self.begin(seq, frame, outputs);
             return;
         };
-        match last {
+        match frame {
             // Retention removed the frame on which the one in flight rests.
             None => {
-                self.last = StreamSeq(0);
+                self.last = seq;
                 self.send(outputs);
             }
-            Some(last) if last.token.chain == flight.token.chain => self.settle(last.seq, outputs),
-            Some(last) => {
+            Some(frame) if frame.token.chain == flight.token.chain => self.settle(seq, outputs),
+            Some(frame) => {
                 let ours = self.stored.as_ref().map_or(LogSeq(0), |stored| stored.next_sequence);
-                if last.token.next_sequence > ours {
-                    self.release(&last.token, outputs);
-                    self.resume_from(last.token, last.seq);
+                if frame.token.next_sequence > ours {
+                    self.release(&frame.token, outputs);
+                    self.resume_from(frame.token, seq);
                 } else {
                     // The very frame on which ours rests; or an earlier one, if
                     // stored frames were lost: what they held is released.
-                    self.gap |= last.token.next_sequence < ours;
-                    self.last = last.seq;
+                    self.gap |= frame.token.next_sequence < ours;
+                    self.last = seq;
                     self.send(outputs);
                 }
             }
@@ -361,19 +361,18 @@ impl Writer {
     }
 
     /// The first read is answered.
-    fn begin(&mut self, last: Option<LastFrame>, outputs: &mut Vec<Output>) {
+    fn begin(&mut self, seq: StreamSeq, frame: Option<LastFrame>, outputs: &mut Vec<Output>) {
         let kept = self.kept.take();
-        let seq = last.as_ref().map_or(StreamSeq(0), |last| last.seq);
-        let token = match (last, kept) {
+        let token = match (frame, kept) {
             // The holder was told of a frame that is stored no more, although an
             // earlier one is: the stream was put back. The spool is released.
-            (Some(last), Some(kept)) if kept.next_sequence > last.token.next_sequence => {
+            (Some(frame), Some(kept)) if kept.next_sequence > frame.token.next_sequence => {
                 self.gap = true;
                 kept
             }
-            (Some(last), _) => {
-                self.release(&last.token, outputs);
-                last.token
+            (Some(frame), _) => {
+                self.release(&frame.token, outputs);
+                frame.token
             }
             (None, kept) => kept.unwrap_or_else(ResumeToken::start),
         };

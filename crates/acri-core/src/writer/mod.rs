@@ -50,7 +50,7 @@ pub use machine::Writer;
 
 use crate::appender::Token;
 use acri::{
-    Event, StreamSeq, Timestamp,
+    Event, StreamSeq, Timestamp, codec,
     event::Source,
     id::{Epoch, LogSeq, Sha256Digest},
     limits,
@@ -76,15 +76,34 @@ pub struct SpoolRecord<'a> {
     pub bytes: &'a [u8],
 }
 
-/// The run's last frame as the leader has it.
+/// What is last on the run's subject as the leader has it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LogEnd {
+    /// The sequence of the last message, whoever wrote it: a frame is stored
+    /// only after it. 0 if there is none.
+    pub seq: StreamSeq,
+    /// The last frame that an owner wrote; none if there is none.
+    pub frame: Option<LastFrame>,
+}
+
+/// What an owner said of a frame that it wrote.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LastFrame {
-    /// Its sequence in the stream.
-    pub seq: StreamSeq,
-    /// Whose it is.
+    /// Who wrote it.
     pub epoch: Epoch,
     /// Its token.
     pub token: ResumeToken,
+}
+
+impl LastFrame {
+    /// What stands beside a stored frame: the epoch, and the token as
+    /// MessagePack. None if that is no token: no owner wrote this message, and
+    /// the frame before it is the last one.
+    #[must_use]
+    pub fn of(epoch: Epoch, resume: &[u8]) -> Option<Self> {
+        let token = codec::from_msgpack(resume).ok()?;
+        Some(Self { epoch, token })
+    }
 }
 
 /// What happens to the writer.
@@ -118,7 +137,7 @@ pub enum Input<'a> {
     /// The frame was certainly not stored (stream full, too large).
     Refused(Token),
     /// The answer to [`Output::ReadLast`].
-    Last(Token, Option<LastFrame>),
+    Last(Token, LogEnd),
     /// The answer to [`Output::CheckEpoch`]: the agent is still ours.
     EpochOk(Token),
     /// [`Output::ReadLast`] or [`Output::CheckEpoch`] got no answer: ask again.
@@ -147,7 +166,7 @@ pub enum Output {
         /// How many attempts came before: the driver waits longer each time.
         attempt: u32,
     },
-    /// Read the run's last frame from the leader.
+    /// Read from the leader what is last on the run's subject.
     ReadLast {
         /// Comes back with the answer.
         token: Token,

@@ -47,11 +47,14 @@ pub enum Since {
     After(Cursor),
 }
 
-/// A frame as stored.
+/// A message on the run's subject.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame<'a> {
     /// Its sequence in the stream.
     pub seq: StreamSeq,
+    /// Whether an owner of the run wrote it. If not it is no frame, whatever it
+    /// holds.
+    pub owned: bool,
     /// The encoded `LogFrame`.
     pub bytes: &'a [u8],
 }
@@ -151,7 +154,7 @@ impl Reader {
             let after = LogSeq(self.next.map_or(0, |next| next.0.saturating_sub(1)));
             items.push(LogItem::Rewound { after });
         }
-        match decoded(frame.bytes) {
+        match decoded(frame) {
             Ok(decoded) => self.take(frame, decoded, hash, items),
             Err(detail) => items.push(LogItem::Malformed { frame: frame.seq, detail }),
         }
@@ -197,8 +200,11 @@ fn hash_of(bytes: &[u8]) -> [u8; 8] {
 }
 
 /// The frame, if its numbers make sense.
-fn decoded(bytes: &[u8]) -> Result<LogFrame, String> {
-    let frame = decode::frame(bytes).map_err(|error| error.to_string())?;
+fn decoded(frame: Frame<'_>) -> Result<LogFrame, String> {
+    if !frame.owned {
+        return Err("no owner of the run wrote this message".to_owned());
+    }
+    let frame = decode::frame(frame.bytes).map_err(|error| error.to_string())?;
     let events = u32::try_from(frame.events.len()).map_err(|_| "too many events".to_owned())?;
     if frame.sequence.0 == 0 || frame.sequence.0.checked_add(u64::from(events) + 1).is_none() {
         return Err(format!("log sequence {} is out of range", frame.sequence));

@@ -154,7 +154,7 @@ pub(crate) fn frame_of((agent, run): (AgentId, RunId), records: &[OutputRecord],
     let (first, bytes) = (&records[0], records.iter().flat_map(|record| record.bytes.to_vec()).collect::<Vec<_>>());
     let (mut writer, begun) = Writer::new(agent, run, Epoch(1), None);
     let [writer::Output::ReadLast { token, .. }] = begun[..] else { panic!("{begun:?}") };
-    writer.step(writer::Input::Last(token, None));
+    writer.step(writer::Input::Last(token, writer::LogEnd::default()));
     let outputs = writer.step(writer::Input::Output(SpoolRecord {
         spool_offset: first.spool_offset,
         spool_end,

@@ -28,6 +28,8 @@ enum Move {
     /// Retention removes the oldest frames.
     Retain(u8),
     Crash,
+    /// A message that no owner wrote.
+    Stray,
     /// The harness ends; what it would have written after it is not.
     End,
 }
@@ -73,6 +75,7 @@ fn moves(retention: bool) -> impl Strategy<Value = Vec<Move>> {
         2 => any::<prop::sample::Index>().prop_map(Move::Arrives),
         1 => (1..4_u8).prop_map(move |frames| Move::Retain(if retention { frames } else { 0 })),
         1 => Just(Move::Crash),
+        1 => Just(Move::Stray),
     ];
     let moves = proptest::collection::vec(one, 0..160);
     (moves, any::<prop::sample::Index>()).prop_map(|(mut moves, at)| {
@@ -146,6 +149,7 @@ fn carry_out(world: &mut World, one: Move) {
             world.stream.drain(..frames);
         }
         Move::Crash => world.crash(),
+        Move::Stray => world.stray(),
     }
 }
 

@@ -41,7 +41,7 @@ impl Stored {
             let from = reader.start_from();
             for (seq, bytes) in self.frames.iter().filter(|(seq, _)| StreamSeq(*seq) >= from) {
                 let mut items = Vec::new();
-                let next = reader.push(Frame { seq: StreamSeq(*seq), bytes }, &mut items);
+                let next = reader.push(Frame { seq: StreamSeq(*seq), owned: true, bytes }, &mut items);
                 for item in items {
                     shown += &match item {
                         LogItem::Event(event, cursor) => {

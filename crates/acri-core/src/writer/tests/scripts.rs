@@ -1,7 +1,7 @@
 //! The machine, told step by step.
 
 use super::world::World;
-use crate::writer::{Input, LastFrame, Limits};
+use crate::writer::{Input, LastFrame, Limits, LogEnd};
 use acri::{
     codec,
     id::Epoch,
@@ -62,6 +62,7 @@ fn command(world: &mut World, word: &str, rest: &str) {
         "derived" => assert!(world.derive()),
         "release" => while world.release() {},
         "crash" => world.crash(),
+        "stray" => world.stray(),
         "arrives" => {
             let sent = world.network.remove(0);
             world.land(&sent).unwrap();
@@ -327,6 +328,82 @@ fn retention_that_takes_the_last_frame_costs_nothing() {
 }
 
 #[test]
+fn a_message_that_no_owner_wrote_is_passed_by_without_a_gap() {
+    check(
+        "last\nout one|\nanswer\nstray\nout two|\nanswer\nours\nlast\nanswer\nstray\ncrash\nlast\nout three|\nanswer\nend",
+        expect![[r#"
+            last
+            out one|
+                publish 1: ["one"] after 0
+                  resume: stdout 4, spool 44, next 2
+            answer
+            stray
+            out two|
+                publish 2: ["two"] after 1
+                  resume: stdout 8, spool 88, next 3
+            answer
+                check the epoch
+            ours
+                read the last frame
+            last
+                publish 2: ["two"] after 2
+                  resume: stdout 8, spool 88, next 3
+            answer
+            stray
+            crash
+                read the last frame
+            last
+            out three|
+                publish 3: ["three"] after 4
+                  resume: stdout 14, spool 134, next 4
+            answer
+            end
+                done: 3 events, gap false
+        "#]],
+    );
+    check(
+        "stray\nlast\nout one|\nanswer\nend",
+        expect![[r#"
+            stray
+                read the last frame
+            last
+            out one|
+                publish 1: ["one"] after 1
+                  resume: stdout 4, spool 44, next 2
+            answer
+            end
+                done: 1 events, gap false
+        "#]],
+    );
+    // Nothing else is left, and something else follows.
+    check(
+        "last\nout one|\nanswer\nstray\nretention\nout two|\nanswer\nours\nlast\nanswer\nend",
+        expect![[r#"
+            last
+            out one|
+                publish 1: ["one"] after 0
+                  resume: stdout 4, spool 44, next 2
+            answer
+            stray
+            retention
+            out two|
+                publish 2: ["two"] after 1
+                  resume: stdout 8, spool 88, next 3
+            answer
+                check the epoch
+            ours
+                read the last frame
+            last
+                publish 2: ["two"] after 2
+                  resume: stdout 8, spool 88, next 3
+            answer
+            end
+                done: 2 events, gap false
+        "#]],
+    );
+}
+
+#[test]
 fn a_question_is_stored_before_its_line_is_published() {
     check(
         "last\nout a|!ask b|c|\nanswer\nderived\nanswer\nend",
@@ -523,12 +600,11 @@ fn a_stream_that_was_put_back_leaves_a_gap_and_repeats_nothing() {
         command(&mut world, word, &rest.replace('|', "\n"));
     }
     let first = &world.stream[0];
-    let token: ResumeToken = codec::from_msgpack(&first.resume).unwrap();
-    let last = LastFrame { seq: first.seq, epoch: first.epoch, token };
+    let last = LogEnd { seq: first.seq, frame: LastFrame::of(first.epoch, &first.resume) };
     let after_two = world.spool_end;
     world.crash();
     let read = world.read.take().unwrap();
-    world.step(Input::Last(read, Some(last)));
+    world.step(Input::Last(read, last));
     assert_eq!(world.writer.wants_output(), Some(after_two));
     world.step(Input::EndOfOutput { at: after_two, torn: false });
     let (count, _, gap) = world.done.unwrap();

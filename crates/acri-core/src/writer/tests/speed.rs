@@ -4,7 +4,7 @@ use super::world::{agent, run};
 use crate::{
     appender::Token,
     writer::{
-        Input, Output, SpoolRecord, Writer,
+        Input, LogEnd, Output, SpoolRecord, Writer,
         reader::{Frame, LogStream, Next, Reader, Since},
     },
 };
@@ -21,7 +21,7 @@ fn now() -> std::time::Instant {
 fn written(records: &[u8]) -> Vec<Bytes> {
     let (mut writer, _) = Writer::new(agent(), run(), Epoch(1), None);
     let mut frames = Vec::new();
-    writer.step(Input::Last(Token(1), None));
+    writer.step(Input::Last(Token(1), LogEnd::default()));
     let mut waiting = None;
     let mut take = |outputs: Vec<Output>, waiting: &mut Option<Token>| {
         for output in outputs {
@@ -70,7 +70,7 @@ fn throughput_is_printed() {
     let (mut items, mut events) = (Vec::new(), 0);
     let begin = now();
     for (seq, bytes) in (1..).map(StreamSeq).zip(&frames) {
-        assert_eq!(reader.push(Frame { seq, bytes }, &mut items), Next::GoOn);
+        assert_eq!(reader.push(Frame { seq, owned: true, bytes }, &mut items), Next::GoOn);
         events += items.len() as u64;
         items.clear();
     }

@@ -4,7 +4,7 @@
 use crate::{
     appender::Token,
     writer::{
-        Input, LastFrame, Limits, Output, Parser, SpoolRecord, Writer,
+        Input, LastFrame, Limits, LogEnd, Output, Parser, SpoolRecord, Writer,
         reader::{Frame, LogItem, LogStream, Next, Reader, Since},
     },
 };
@@ -74,6 +74,8 @@ pub(super) struct World {
     pub(super) ended: bool,
     holder: Option<Bytes>,
     pub(super) stream: Vec<Kept>,
+    /// The last message on the subject that no owner wrote.
+    foreign: StreamSeq,
     pub(super) last_seq: u64,
     pub(super) retention: bool,
     pub(super) epoch: Epoch,
@@ -109,6 +111,7 @@ impl World {
             ended: false,
             holder: None,
             stream: Vec::new(),
+            foreign: StreamSeq(0),
             last_seq: 0,
             retention: false,
             epoch,
@@ -207,7 +210,19 @@ impl World {
     }
 
     pub(super) fn last_on_subject(&self) -> StreamSeq {
-        self.stream.last().map_or(StreamSeq(0), |kept| kept.seq)
+        self.stream.last().map_or(StreamSeq(0), |kept| kept.seq).max(self.foreign)
+    }
+
+    /// Somebody who owns nothing publishes on the run's subject; it may look
+    /// like a frame.
+    pub(super) fn stray(&mut self) {
+        self.last_seq += 1;
+        self.foreign = StreamSeq(self.last_seq);
+        let bytes = self.stream.last().map_or_else(|| Bytes::from_static(b"hello"), |kept| kept.bytes.clone());
+        let mut items = Vec::new();
+        let message = Frame { seq: self.foreign, owned: false, bytes: &bytes };
+        assert_eq!(self.live.push(message, &mut items), Next::GoOn);
+        assert!(matches!(&items[..], [LogItem::Malformed { frame, .. }] if *frame == self.foreign), "{items:?}");
     }
 
     /// An attempt reaches the stream. None if the expectation is wrong.
@@ -228,7 +243,7 @@ impl World {
         let seq = StreamSeq(self.last_seq);
         self.stream.push(Kept { seq, epoch: sent.epoch, bytes: sent.bytes.clone(), resume: sent.resume.clone() });
         let mut items = Vec::new();
-        assert_eq!(self.live.push(Frame { seq, bytes: &sent.bytes }, &mut items), Next::GoOn);
+        assert_eq!(self.live.push(Frame { seq, owned: true, bytes: &sent.bytes }, &mut items), Next::GoOn);
         for item in items {
             let LogItem::Event(event, _) = item else { panic!("{item:?}") };
             self.seen.push(event);
@@ -245,7 +260,7 @@ impl World {
         let from = reader.start_from();
         for kept in self.stream.iter().skip_while(|kept| kept.seq < from) {
             let mut items = Vec::new();
-            assert_eq!(reader.push(Frame { seq: kept.seq, bytes: &kept.bytes }, &mut items), Next::GoOn);
+            assert_eq!(reader.push(Frame { seq: kept.seq, owned: true, bytes: &kept.bytes }, &mut items), Next::GoOn);
             for item in items {
                 let LogItem::Event(event, cursor) = item else { panic!("{item:?}") };
                 self.resumed.push(event);
@@ -277,13 +292,14 @@ impl World {
         true
     }
 
+    pub(super) fn last(&self) -> LogEnd {
+        let frame = self.stream.last().map(|kept| LastFrame::of(kept.epoch, &kept.resume).unwrap());
+        LogEnd { seq: self.last_on_subject(), frame }
+    }
+
     pub(super) fn answer_read(&mut self) -> bool {
         let Some(token) = self.read.take() else { return false };
-        let last = self.stream.last().map(|kept| LastFrame {
-            seq: kept.seq,
-            epoch: kept.epoch,
-            token: codec::from_msgpack(&kept.resume).unwrap(),
-        });
+        let last = self.last();
         self.step(Input::Last(token, last));
         true
     }
