@@ -34,6 +34,9 @@ use std::{
 
 /// How long anything may take before its test fails.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How often a frame gets no answer: long enough for a flooded pump to have
+/// read all that it wants.
+const REPEATS: u64 = 5;
 
 /// A bus, a world of scripts, and nodes that come and go.
 struct Rig {
@@ -69,8 +72,19 @@ impl Rig {
 
     async fn start_hooked(&self, config: Config, hooked: Hooked) -> Node {
         let bus = self.bus.clone();
+        Self::start_on(config, hooked, move || bus.another()).await
+    }
+
+    /// A node whose bus is at fault.
+    async fn start_faulty(&self, config: Config, faulty: &MemoryBus) -> Node {
+        let (bus, inner) = (faulty.clone(), ScriptedDriver::new(self.world.clone()));
+        let hooked = Hooked { inner, local: false, mishaps: Arc::clone(&self.mishaps) };
+        Self::start_on(config, hooked, move || bus.clone()).await
+    }
+
+    async fn start_on(config: Config, hooked: Hooked, bus: impl Fn() -> MemoryBus + Send + Sync + 'static) -> Node {
         let connect: Connect = Arc::new(move || {
-            let bus: SharedBus = Arc::new(bus.another());
+            let bus: SharedBus = Arc::new(bus());
             Box::pin(async move { Ok(bus) })
         });
         let started = Node::start(config, connect, vec![Arc::new(hooked) as Arc<dyn Driver>]);
@@ -333,13 +347,7 @@ async fn an_acknowledgement_lost_after_the_commit_costs_nothing_and_doubles_noth
     for _ in 0..3 {
         faulty.faults().inject(On::Frame, Kind::AckLost);
     }
-    let bus = faulty.clone();
-    let connect: Connect = Arc::new(move || {
-        let bus: SharedBus = Arc::new(bus.clone());
-        Box::pin(async move { Ok(bus) })
-    });
-    let driver: Arc<dyn Driver> = Arc::new(ScriptedDriver::new(rig.world.clone()));
-    let node = Node::start(rig.config("one"), connect, vec![driver]).await.unwrap();
+    let node = rig.start_faulty(rig.config("one"), &faulty).await;
     let run = rig.run(&["say a", "wait go", "say b", "exit 0"]).await;
     rig.event(run, "run.started").await;
     rig.world.release(run.0, run.1, "go");
@@ -365,6 +373,31 @@ async fn what_a_former_owners_late_frame_does_not_hold_is_read_again_though_the_
     }
     rig.world.release(run.0, run.1, "go");
     assert_eq!(rig.log(run).await, ["a", "b", "c"]);
+    node.leave().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_former_owners_late_frame_comes_while_more_is_read_than_the_writer_takes() {
+    use acri_bus::memory::fault::{Kind, On};
+    let rig = Rig::new();
+    *rig.mishaps.late_frame.lock().unwrap() = Some(rig.bus.another());
+    let faulty = rig.bus.another();
+    // While the first frame is repeated, the pump reads until nothing more is wanted.
+    for _ in 0..REPEATS {
+        faulty.faults().inject(On::Frame, Kind::NeverArrived);
+    }
+    let node = rig.start_faulty(rig.config("one"), &faulty).await;
+    let run = rig.run(&["flood 64 65536", "wait go", "exit 0"]).await;
+    let mut log = rig.client.logs(run.0, run.1, Since::Start, true);
+    for line in 0..64 {
+        let item = tokio::time::timeout(PATIENCE, log.next()).await.unwrap().unwrap().unwrap();
+        let LogItem::Event(event, _) = item else { panic!("{item:?}") };
+        assert_eq!(event.payload.as_bytes(), format!("{line:065535}").as_bytes());
+    }
+    rig.world.release(run.0, run.1, "go");
+    assert_eq!(rig.wait(run).await.state, RunState::Completed);
+    let repeats = faulty.faults().counts().values().sum::<u64>();
+    assert_eq!(repeats, REPEATS);
     node.leave().await;
 }
 
