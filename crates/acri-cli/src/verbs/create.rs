@@ -13,8 +13,11 @@ use std::{fs, io::Read as _, path::PathBuf};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  acri create --name fixer -- python3 fix.py    an agent that runs a program
-  acri create -f agent.yaml                     from a spec, `-` reads it from stdin
+  acri create --name fixer -C . -- python3 fix.py    an agent that runs a program here
+  acri create -f agent.yaml                          from a spec, `-` reads it from stdin
+
+Without -C, and without `working_directory` in the spec, the program runs in an
+empty directory of the agent's own.
 ")]
 pub(crate) struct Args {
     /// A spec in JSON or YAML; options change it
