@@ -93,6 +93,18 @@ async fn a_bus_that_wants_an_nkey_lets_in_who_has_its_seed() {
     refused(&site, &url, &["--nkey", &other], 5).await;
     let said = refused(&site, &url, &["--nkey", "/no/such/seed"], 3).await;
     assert!(said.contains("/no/such/seed"), "{said}");
+    let said = refused(&site, &url, &["--nkey", &written(&site, "no.seed", "no seed")], 3).await;
+    assert!(said.contains("no.seed") && said.contains("nkey seed"), "{said}");
+}
+
+#[tokio::test]
+async fn a_bus_without_tls_is_refused_by_who_names_an_authority() {
+    let site = site().await;
+    let ca = written(&site, "ca.pem", &Authority::new().certificate);
+    let bus = Bus::start(&site, "").await;
+    let url = format!("nats://127.0.0.1:{}", bus.port);
+    works(&site, &url, &[]).await;
+    refused(&site, &url, &["--tls-ca", &ca], 5).await;
 }
 
 /// A claim about `subject`, signed by `issuer`, as NATS writes it.

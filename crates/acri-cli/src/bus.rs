@@ -97,6 +97,8 @@ impl BusOptions {
             nkey_seed: self.nkey.clone(),
             tls_ca: self.tls_ca.clone(),
             tls_identity: self.tls_cert.clone().zip(self.tls_key.clone()),
+            // Who names certificates wants no conversation without them.
+            tls_required: self.tls_ca.is_some() || self.tls_cert.is_some(),
             name: Some(name.to_owned()),
             inbox_prefix: self.inbox_prefix.clone(),
             client_only: role == Role::Client,

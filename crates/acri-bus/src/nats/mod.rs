@@ -230,7 +230,12 @@ async fn connect_options(options: &Options, urls: &[ServerAddr]) -> Result<Conne
     if let Some(path) = &options.nkey_seed {
         let file = |source| Error::File { path: path.clone(), source };
         let seed = tokio::fs::read_to_string(path).await.map_err(file)?;
-        connect = connect.nkey(seed.trim().to_owned());
+        let seed = seed.trim();
+        // The library would say no more than that it cannot sign.
+        if !seed.starts_with("SU") {
+            return Err(file(io::Error::new(io::ErrorKind::InvalidData, "it holds no nkey seed of a user")));
+        }
+        connect = connect.nkey(seed.to_owned());
     }
     if let Some(path) = &options.tls_ca {
         connect = connect.add_root_certificates(path.clone());
