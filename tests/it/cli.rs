@@ -77,6 +77,12 @@ async fn run_ends_with_the_programs_own_status() {
     let gone = site.acri(&["run", "--cwd", "/no/such/place", "--", "true"]).await;
     assert_eq!(status(&gone), 125, "{}", text(&gone.stderr));
     assert!(text(&gone.stderr).contains("/no/such/place"));
+    let mut command = site.command();
+    command.args(["--nats", &site.server.url(), "run", "--", "echo", "lost"]).stdin(Stdio::null());
+    command.stdout(std::fs::File::create("/dev/full").unwrap()).stderr(Stdio::piped());
+    let full = within("the end", command.spawn().unwrap().wait_with_output()).await.unwrap();
+    assert_eq!(status(&full), 125, "what the program wrote went nowhere");
+    assert!(text(&full.stderr).contains("failed to write the output"), "{}", text(&full.stderr));
 }
 
 #[tokio::test]

@@ -165,8 +165,7 @@ pub(crate) fn text_of(error: &anyhow::Error) -> Option<String> {
 /// Ends the program with the exit status of an error, after saying it.
 pub(crate) fn end(error: &anyhow::Error, out: &mut crate::output::Out) -> ExitCode {
     if let Some(text) = text_of(error) {
-        // If stderr is closed, nobody is there to be told.
-        let _ = out.warn(text);
+        out.failure(text);
     }
     ExitCode::from(status_of(error))
 }

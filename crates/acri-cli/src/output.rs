@@ -86,6 +86,13 @@ impl Out {
         written(writeln!(self.stderr, "{line}"))
     }
 
+    /// Why it fails, to stderr, whatever became of stdout.
+    pub(crate) fn failure(&mut self, text: impl std::fmt::Display) {
+        let _ = self.flush();
+        // If stderr is closed, nobody is there to be told.
+        let _ = writeln!(self.stderr, "{text}");
+    }
+
     pub(crate) fn flush(&mut self) -> Result<()> {
         written(self.stdout.flush())
     }

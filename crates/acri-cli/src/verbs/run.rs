@@ -28,9 +28,9 @@ Examples:
   acri run --detach -- ./long.sh      prints AGENT/RUN and returns
   acri run --rm -- sh -c 'echo done; exit 3'
 
-The program's stdout and stderr come through, byte for byte. Ctrl-C asks it to
-stop (SIGTERM, then --grace), a second one kills its whole process tree, a third
-one leaves it alone.
+The program's stdout and stderr come through, byte for byte; a last line without
+its line feed gets one. Ctrl-C asks it to stop (SIGTERM, then --grace), a second
+one kills its whole process tree, a third one leaves it alone.
 
 Exit status: the program's own; 128 + n if signal n ended it; 125 if acri
 failed or the run was lost; 126 if the program cannot be executed; 127 if there
@@ -60,12 +60,13 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn perform(app: &mut App, args: Args) -> Result<()> {
-    let status = match run(app, args).await {
+    let outcome = run(app, args).await.and_then(|status| app.out.flush().map(|()| status));
+    let status = match outcome {
         Ok(status) => status,
         Err(error) if error.is::<Closed>() => OUTPUT_CLOSED,
         Err(error) => {
             if let Some(text) = failure::text_of(&error) {
-                app.out.warn(text)?;
+                app.out.failure(text);
             }
             status_of(&error)
         }
