@@ -6,6 +6,7 @@
 
 use crate::{
     capability::CapabilitySet,
+    codec::Format,
     command::OnExpiry,
     id::{AgentId, CommandId, Epoch, EventId, EventSeq, Incarnation, LogSeq, NodeId, RunId, Sha256Digest},
     log::Stream,
@@ -14,7 +15,11 @@ use crate::{
     time::Timestamp,
     value::Value,
 };
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, Visitor},
+};
+use std::fmt;
 
 /// Where in the harness's output an event was found. State keeps the highest
 /// per stream; output that is parsed again yields nothing at or below it.
@@ -89,31 +94,6 @@ struct WireOut<'a> {
     data: DataOut<'a>,
 }
 
-#[derive(Deserialize)]
-struct WireIn {
-    id: EventId,
-    agent: AgentId,
-    #[serde(default)]
-    run: Option<RunId>,
-    sequence: EventSeq,
-    #[serde(default)]
-    run_sequence: Option<EventSeq>,
-    time: Timestamp,
-    node: NodeId,
-    incarnation: Incarnation,
-    epoch: Epoch,
-    #[serde(default)]
-    cause: Option<CommandId>,
-    #[serde(default)]
-    principal: Option<String>,
-    #[serde(default)]
-    source: Option<Source>,
-    #[serde(default)]
-    prev: Option<Sha256Digest>,
-    r#type: String,
-    data: Value,
-}
-
 impl Serialize for EventEnvelope {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         WireOut {
@@ -137,32 +117,119 @@ impl Serialize for EventEnvelope {
     }
 }
 
+/// The names of the envelope's fields on the wire; others are passed by.
+#[derive(Deserialize)]
+#[serde(field_identifier, rename_all = "snake_case")]
+enum Field {
+    Id,
+    Agent,
+    Run,
+    Sequence,
+    RunSequence,
+    Time,
+    Node,
+    Incarnation,
+    Epoch,
+    Cause,
+    Principal,
+    Source,
+    Prev,
+    Type,
+    Data,
+    #[serde(other)]
+    Other,
+}
+
 impl<'de> Deserialize<'de> for EventEnvelope {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let format = if deserializer.is_human_readable() {
-            crate::codec::Format::Json
-        } else {
-            crate::codec::Format::MessagePack
+        let format = if deserializer.is_human_readable() { Format::Json } else { Format::MessagePack };
+        deserializer.deserialize_map(EnvelopeVisitor(format))
+    }
+}
+
+/// Reads an envelope in one pass where its type stands before its data, as it
+/// is written here; data that comes first is kept as a [`Value`] meanwhile.
+struct EnvelopeVisitor(Format);
+
+impl<'de> Visitor<'de> for EnvelopeVisitor {
+    type Value = EventEnvelope;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("an event")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<EventEnvelope, A::Error> {
+        let (mut id, mut agent, mut run, mut sequence, mut run_sequence) = (None, None, None, None, None);
+        let (mut time, mut node, mut incarnation, mut epoch) = (None, None, None, None);
+        let (mut cause, mut principal, mut source, mut prev) = (None, None, None, None);
+        let (mut type_name, mut data, mut early) = (None::<String>, None, None);
+        while let Some(field) = map.next_key()? {
+            match field {
+                Field::Id => once(&mut map, "id", &mut id)?,
+                Field::Agent => once(&mut map, "agent", &mut agent)?,
+                Field::Run => once(&mut map, "run", &mut run)?,
+                Field::Sequence => once(&mut map, "sequence", &mut sequence)?,
+                Field::RunSequence => once(&mut map, "run_sequence", &mut run_sequence)?,
+                Field::Time => once(&mut map, "time", &mut time)?,
+                Field::Node => once(&mut map, "node", &mut node)?,
+                Field::Incarnation => once(&mut map, "incarnation", &mut incarnation)?,
+                Field::Epoch => once(&mut map, "epoch", &mut epoch)?,
+                Field::Cause => once(&mut map, "cause", &mut cause)?,
+                Field::Principal => once(&mut map, "principal", &mut principal)?,
+                Field::Source => once(&mut map, "source", &mut source)?,
+                Field::Prev => once(&mut map, "prev", &mut prev)?,
+                Field::Type => once(&mut map, "type", &mut type_name)?,
+                Field::Data if data.is_some() || early.is_some() => return Err(A::Error::duplicate_field("data")),
+                Field::Data => match &type_name {
+                    Some(type_name) => data = Some(map.next_value_seed(DataOf(type_name))?),
+                    None => early = Some(map.next_value()?),
+                },
+                Field::Other => drop(map.next_value::<IgnoredAny>()?),
+            }
+        }
+        let type_name = needed("type", type_name)?;
+        let event = match (data, early) {
+            (Some(event), _) => event,
+            (None, Some(data)) => Event::of_parts(self.0, type_name, data).map_err(A::Error::custom)?,
+            (None, None) => return Err(A::Error::missing_field("data")),
         };
-        let wire = WireIn::deserialize(deserializer)?;
-        Ok(Self {
-            id: wire.id,
-            agent: wire.agent,
-            run: wire.run,
-            sequence: wire.sequence,
-            run_sequence: wire.run_sequence,
-            time: wire.time,
-            node: wire.node,
-            incarnation: wire.incarnation,
-            epoch: wire.epoch,
-            cause: wire.cause,
-            principal: wire.principal,
-            source: wire.source,
-            prev: wire.prev,
-            event: Event::of_parts(format, wire.r#type, wire.data).map_err(D::Error::custom)?,
+        Ok(EventEnvelope {
+            id: needed("id", id)?,
+            agent: needed("agent", agent)?,
+            run: run.flatten(),
+            sequence: needed("sequence", sequence)?,
+            run_sequence: run_sequence.flatten(),
+            time: needed("time", time)?,
+            node: needed("node", node)?,
+            incarnation: needed("incarnation", incarnation)?,
+            epoch: needed("epoch", epoch)?,
+            cause: cause.flatten(),
+            principal: principal.flatten(),
+            source: source.flatten(),
+            prev: prev.flatten(),
+            event,
         })
     }
 }
+
+fn once<'de, A: MapAccess<'de>, T: Deserialize<'de>>(
+    map: &mut A,
+    name: &'static str,
+    slot: &mut Option<T>,
+) -> Result<(), A::Error> {
+    if slot.is_some() {
+        return Err(A::Error::duplicate_field(name));
+    }
+    *slot = Some(map.next_value()?);
+    Ok(())
+}
+
+fn needed<T, E: serde::de::Error>(name: &'static str, value: Option<T>) -> Result<T, E> {
+    value.ok_or_else(|| E::missing_field(name))
+}
+
+/// Reads the data of this type of event.
+struct DataOf<'a>(&'a str);
 
 macro_rules! events {
     ($($(#[$doc:meta])* $variant:ident = $name:literal,)*) => {
@@ -194,8 +261,9 @@ macro_rules! events {
                 }
             }
 
+            /// Where the data came before its type.
             fn of_parts(
-                format: crate::codec::Format,
+                format: Format,
                 type_name: String,
                 data: Value,
             ) -> Result<Self, crate::codec::Error> {
@@ -214,6 +282,20 @@ macro_rules! events {
                 Self::$variant(data)
             }
         })*
+
+        impl<'de> DeserializeSeed<'de> for DataOf<'_> {
+            type Value = Event;
+
+            fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Event, D::Error> {
+                match self.0 {
+                    $($name => $variant::deserialize(deserializer).map(Event::$variant),)*
+                    type_name => {
+                        let data = Value::deserialize(deserializer)?;
+                        Ok(Event::Unknown { type_name: type_name.to_owned(), data })
+                    }
+                }
+            }
+        }
 
         struct DataOut<'a>(&'a Event);
 
@@ -525,7 +607,8 @@ impl Event {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::codec::{self, Format};
+    use crate::codec;
+    use std::collections::BTreeMap;
     use uuid::uuid;
 
     fn envelope(event: Event) -> EventEnvelope {
@@ -571,6 +654,27 @@ mod tests {
         let event = envelope(Event::Unknown { type_name: "run.failed".into(), data: Value::Map([].into()) });
         let bytes = codec::to_msgpack(&event).unwrap();
         assert!(codec::from_msgpack::<EventEnvelope>(&bytes).is_err());
+    }
+
+    #[test]
+    fn fields_are_taken_in_any_order_once_and_others_are_passed_by() {
+        let event = envelope(RunFailed { reason: FailReason::Exit, message: "status 3".into(), exit: None }.into());
+        let bytes = codec::encode(Format::Json, &event).unwrap();
+        let fields: BTreeMap<String, serde_json::Value> = serde_json::from_slice(&bytes).unwrap();
+        // In the order of the alphabet the data comes long before its type.
+        let sorted = serde_json::to_string(&fields).unwrap();
+        assert!(sorted.find("\"data\"") < sorted.find("\"type\""));
+        let read = |text: &str| codec::decode::<EventEnvelope>(Format::Json, text.as_bytes());
+        assert_eq!(read(&sorted).unwrap(), event);
+        assert_eq!(read(&sorted.replacen('{', "{\"later\":[1],", 1)).unwrap(), event);
+        for field in fields.keys() {
+            let doubled = sorted.replacen('{', &format!("{{\"{field}\":{},", fields[field]), 1);
+            assert!(read(&doubled).unwrap_err().to_string().contains("duplicate field"), "{field}");
+            let mut fewer = fields.clone();
+            fewer.remove(field);
+            let optional = ["prev", "source"].contains(&field.as_str());
+            assert_eq!(read(&serde_json::to_string(&fewer).unwrap()).is_ok(), optional, "without {field}");
+        }
     }
 
     #[test]
