@@ -247,7 +247,7 @@ async fn what_runs_while_its_node_is_between_two_lives_is_told_at_ctrl_c_and_liv
     up.says("the node was fenced").await;
     up.says("failed to start the node").await;
     up.interrupt();
-    up.says("1 runs are not recorded as ended").await;
+    up.says("the record of 1 runs is not complete").await;
     assert_eq!(up.ended().await.code(), Some(0), "{}", up.log());
     assert!(!harnesses(&site, script).is_empty());
 }

@@ -146,6 +146,10 @@ fn explained(error: nats::Error) -> anyhow::Error {
     let (status, hint) = match &error {
         nats::Error::Url { .. } => (USAGE, "a URL is nats://HOST:PORT or tls://HOST:PORT"),
         nats::Error::File { .. } => (NOT_FOUND, "--creds, --nkey and --tls-* name files"),
+        nats::Error::Connect { .. } if is_denied(&error) => (
+            UNAVAILABLE,
+            "the server wants other credentials: --creds FILE, --nkey FILE, or nats://USER:PASSWORD@HOST:PORT",
+        ),
         nats::Error::Connect { .. } => {
             (UNAVAILABLE, "is it up? start one with `acri up`, or name another with --nats URL")
         }
@@ -160,6 +164,11 @@ fn explained(error: nats::Error) -> anyhow::Error {
     };
     let causes: Vec<_> = anyhow::Error::from(error).chain().map(ToString::to_string).collect();
     Failure::new(status, format!("failed to {}", causes.join(": "))).hint(hint).into()
+}
+
+fn is_denied(error: &nats::Error) -> bool {
+    let mut causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
+    causes.any(|cause| cause.to_string().contains("authorization violation"))
 }
 
 #[cfg(test)]

@@ -43,6 +43,10 @@ pub(crate) struct Args {
 
 pub(crate) async fn perform(app: &mut App, args: Args) -> Result<()> {
     let types = types(&args.filter)?;
+    // A later version's type is named rightly and may come; a slip never does.
+    for unknown in unknown(&types) {
+        app.out.warn(format_args!("acri: {unknown:?} is no event type that this version knows"))?;
+    }
     let client = app.client().await?;
     let selection = if args.run.is_none() && !args.last {
         EventSelection::All
@@ -67,13 +71,20 @@ fn types(filter: &[String]) -> Result<EventTypes> {
     if filter.iter().any(|name| name == "all" || name == "*") {
         return Ok(EventTypes::All);
     }
-    // A type of a later version may be named all the same, but a slip of the
-    // pen would show nothing for ever.
     if let Some(odd) = filter.iter().find(|name| name.split('.').count() != 2) {
         let names = TYPE_NAMES.join(", ");
         return Err(Failure::new(USAGE, format!("{odd:?} is no event type; there are {names}")).into());
     }
     Ok(EventTypes::Only(filter.iter().cloned().collect()))
+}
+
+fn unknown(types: &EventTypes) -> Vec<&str> {
+    let EventTypes::Only(names) = types else { return Vec::new() };
+    let is_known = |name: &&str| match name.strip_suffix('*') {
+        Some(family) => TYPE_NAMES.iter().any(|known| known.starts_with(family)),
+        None => TYPE_NAMES.contains(name),
+    };
+    names.iter().map(String::as_str).filter(|name| !is_known(name)).collect()
 }
 
 fn print(out: &mut Out, item: EventItem) -> Result<()> {
@@ -117,5 +128,7 @@ mod tests {
         assert_eq!(named("all").unwrap(), EventTypes::All);
         assert!(named("run.*,agent.created").unwrap().matches("run.started"));
         assert!(named("started").is_err());
+        let slips = named("run.*,run.faild,agent.created,later.*").unwrap();
+        assert_eq!(unknown(&slips), ["later.*", "run.faild"]);
     }
 }

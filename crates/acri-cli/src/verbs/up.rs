@@ -194,7 +194,9 @@ async fn drain(app: &mut App, signals: &mut Signals, node: RunningNode, server: 
         }
     };
     if left > 0 {
-        app.out.warn(format_args!("acri: {left} runs are not recorded as ended; the next `acri up` takes them on"))?;
+        app.out.warn(format_args!(
+            "acri: the record of {left} runs is not complete; the next `acri up` goes on with it"
+        ))?;
     }
     node.drain().await;
     match server {
