@@ -21,7 +21,7 @@ use acri_core::{
 };
 
 pub(crate) fn stored(recorded: &acri_bus::port::Recorded) -> Stored {
-    Stored { seq: recorded.seq, time: recorded.time, bytes: recorded.bytes.to_vec() }
+    Stored { seq: recorded.seq, time: recorded.time, bytes: recorded.bytes.clone() }
 }
 
 /// The events of one agent, decoded.

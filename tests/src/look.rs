@@ -168,7 +168,7 @@ pub async fn report(client: &Client) -> Report {
         client.bus().read(EventSelection::All, StreamSeq(1), Until::Now).await.expect("a read of all events");
     while let Some(recorded) = events.next().await {
         let recorded = recorded.expect("an event");
-        let stored = Stored { seq: recorded.seq, time: recorded.time, bytes: recorded.bytes.to_vec() };
+        let stored = Stored { seq: recorded.seq, time: recorded.time, bytes: recorded.bytes.clone() };
         history.push((recorded.subject, stored));
     }
     verify(&history)

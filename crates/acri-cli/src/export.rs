@@ -165,7 +165,7 @@ fn event(text: &[u8]) -> Result<(Subject, Stored), String> {
     }
     let subject = line.subject.parse().map_err(|error: acri::subject::Error| error.to_string())?;
     let bytes = STANDARD.decode(&line.stored).map_err(|error| format!("its stored bytes: {error}"))?;
-    Ok((subject, Stored { seq: line.seq, time: line.time, bytes }))
+    Ok((subject, Stored { seq: line.seq, time: line.time, bytes: bytes.into() }))
 }
 
 #[cfg(test)]
@@ -179,7 +179,7 @@ mod tests {
         let agent: acri::AgentId = "aaaa1111-0000-8000-8000-000000000001".parse().unwrap();
         for seq in 1..=3 {
             let subject = Subject::Event(agent, None, "agent.assigned".into());
-            let stored = Stored { seq: StreamSeq(seq), time: Timestamp::from_micros(1), bytes: vec![1, 2, 255] };
+            let stored = Stored { seq: StreamSeq(seq), time: Timestamp::from_micros(1), bytes: vec![1, 2, 255].into() };
             writer.event(&subject, &stored).unwrap();
         }
         writer.finish().unwrap();
@@ -191,7 +191,7 @@ mod tests {
         let read = parse(&copy());
         assert_eq!(read.damage, Vec::<String>::new());
         assert_eq!(read.events.len(), 3);
-        assert_eq!(read.events[2].1.bytes, [1, 2, 255]);
+        assert_eq!(read.events[2].1.bytes[..], [1, 2, 255]);
     }
 
     #[test]

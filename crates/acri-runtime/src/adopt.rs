@@ -7,7 +7,7 @@
 //! that. A harness that only its own node can reach is given up after
 //! `node_lost_after` of silence, observed without a break.
 
-use crate::{agent, clock::boot_time, node::Shared, supervisor};
+use crate::{agent, clock::boot_time, histories, node::Shared, supervisor};
 use acri::{AgentId, Event, EventEnvelope, HarnessType, Incarnation, NodeId, RunId, StreamSeq, Subject};
 use acri_bus::port::{EventSelection, Fault, LeaseEntry, Leased, Recorded, Until};
 use acri_drivers::driver::Driver;
@@ -262,16 +262,12 @@ impl Adopter {
             return Ok(());
         }
         let (history, _) = agent::read_after(&self.shared, agent, StreamSeq(0)).await?;
-        let owner = history
-            .last()
-            .and_then(|last| acri::codec::from_msgpack::<EventEnvelope>(&last.bytes).ok())
-            .map(|last| last.incarnation);
-        if owner != Some(entry.incarnation) {
-            // Somebody was quicker; the index hears of it in a moment.
-            return Ok(());
+        let folded = histories::folded(agent, &history);
+        // Otherwise somebody was quicker; the index hears of it in a moment.
+        if let Some(folded) = folded.filter(|folded| folded.owner().incarnation == entry.incarnation) {
+            tracing::warn!(%agent, former = %entry.node, node_lost, "an agent of a silent node is taken over");
+            let _ = supervisor.cast(supervisor::Msg::Adopt(folded, self.shared.adoptions.begin()));
         }
-        tracing::warn!(%agent, former = %entry.node, node_lost, "an agent of a silent node is taken over");
-        let _ = supervisor.cast(supervisor::Msg::Adopt { agent, history });
         Ok(())
     }
 

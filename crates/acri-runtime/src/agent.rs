@@ -2,6 +2,7 @@
 //! it says, feeds the results back. It has no rules of its own.
 
 use crate::{
+    adoptions::Adoption,
     counters::count,
     machine::{Core, Waiting, with_ctx},
     node::Shared,
@@ -16,7 +17,10 @@ use acri::{
     id::{Epoch, EventSeq, Sha256Digest},
 };
 use acri_bus::port::{self, Appended, EventSelection, Until};
-use acri_core::appender::{Appender, Command, Creation, Effect, Halt, Input, Me, Order, Output, Stored, Token};
+use acri_core::{
+    agent::Agent as Folded,
+    appender::{Appender, Command, Creation, Effect, Halt, Input, Me, Order, Output, Stored, Token},
+};
 use acri_drivers::driver::Driver;
 use futures_util::StreamExt as _;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
@@ -75,7 +79,7 @@ pub(crate) enum Birth {
     /// By a Create.
     Create { creation: Creation, command: Command, back: Back },
     /// By an adoption of what the stream tells.
-    Adopt { history: Vec<Stored>, history_lost: bool },
+    Adopt { folded: Box<Folded>, adoption: Adoption, history_lost: bool },
 }
 
 /// Arguments of the actor.
@@ -144,8 +148,9 @@ impl Actor for Agent {
 
     async fn post_start(&self, myself: ActorRef<Msg>, state: &mut State) -> Result<(), ActorProcessingErr> {
         let Some(birth) = state.birth.take() else { return Ok(()) };
-        let outputs = state.begin(birth)?;
+        let (outputs, adoption) = state.begin(birth);
         Box::pin(state.serve(&myself)).await?;
+        drop(adoption);
         state.perform(&myself, outputs).await
     }
 
@@ -207,16 +212,17 @@ impl Actor for Agent {
 }
 
 impl State {
-    fn begin(&mut self, birth: Birth) -> Result<Vec<Output>, ActorProcessingErr> {
+    fn begin(&mut self, birth: Birth) -> (Vec<Output>, Option<Adoption>) {
         let me = Me { node: self.shared.config.node.clone(), incarnation: self.shared.incarnation };
+        let mut under_way = None;
         let (appender, outputs) = match birth {
             Birth::Create { creation, command, back } => {
                 let asker = self.core.lock().ask(back, None);
                 with_ctx(&self.shared, |ctx| Appender::create(me, creation, asker, command, ctx))
             }
-            Birth::Adopt { history, history_lost } => {
-                let adoption = with_ctx(&self.shared, |ctx| Appender::adopt(me, &history, history_lost, ctx));
-                adoption.map_err(|halt| format!("adoption: {halt:?}"))?
+            Birth::Adopt { folded, adoption, history_lost } => {
+                under_way = Some(adoption);
+                with_ctx(&self.shared, |ctx| Appender::adopt(me, *folded, history_lost, ctx))
             }
         };
         // A local harness is where its Start was accepted, whoever owns it now.
@@ -227,7 +233,7 @@ impl State {
             self.shared.control.switches.register(self.agent, run, switch);
         }
         self.core.lock().appender = Some(appender);
-        Ok(outputs)
+        (outputs, under_way)
     }
 
     /// A command that the node itself gives to the open run.
@@ -454,7 +460,7 @@ pub(crate) async fn append(shared: &Shared, bus: &port::SharedBus, output: Outpu
     if !shared.lease.wait().await {
         return None;
     }
-    let append = port::Append { subject, id, expect, bytes: bytes.into() };
+    let append = port::Append { subject, id, expect, bytes };
     Some(match bus.append(&append).await {
         Appended::Stored(seq) => {
             shared.note_acknowledged(seq, &append.bytes);
@@ -502,5 +508,5 @@ pub(crate) async fn read_after(
 }
 
 pub(crate) fn stored_of(recorded: &port::Recorded) -> Stored {
-    Stored { seq: recorded.seq, time: recorded.time, bytes: recorded.bytes.to_vec() }
+    Stored { seq: recorded.seq, time: recorded.time, bytes: recorded.bytes.clone() }
 }

@@ -16,12 +16,14 @@
 #![forbid(unsafe_code)]
 
 mod adopt;
+mod adoptions;
 mod agent;
 pub mod clock;
 pub mod config;
 mod control;
 mod counters;
 mod frames;
+mod histories;
 mod lease;
 mod machine;
 pub mod node;

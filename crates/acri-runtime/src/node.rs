@@ -3,19 +3,20 @@
 
 use crate::{
     adopt::{self, Adopter, Index},
+    adoptions::Adoptions,
     agent,
     clock::{BusClock, boot_time},
     config::Config,
     control::{self, Control, Switches},
     counters::Counters,
+    histories::{self, Histories},
     lease::{Lease, Terms},
     room::{self, Room},
     service::{self, Service},
     supervisor::{self, Supervisor},
 };
-use acri::{AgentId, CommandId, EventId, HarnessType, Incarnation, NodeId, RunId, StreamSeq, event, id::Epoch, limits};
+use acri::{AgentId, CommandId, EventId, HarnessType, Incarnation, NodeId, RunId, StreamSeq, id::Epoch, limits};
 use acri_bus::port::{EventSelection, Fault, LeaseEntry, Leased, SharedBus, Until};
-use acri_core::appender::Stored;
 use acri_drivers::driver::{Driver, Held, KillRequest, Owner, Session};
 use bytes::Bytes;
 use futures_util::{StreamExt as _, future::BoxFuture};
@@ -108,6 +109,7 @@ pub(crate) struct Shared {
     pub(crate) sessions: Sessions,
     pub(crate) room: Room,
     pub(crate) agents: AtomicU64,
+    pub(crate) adoptions: Adoptions,
     /// The newest event that was acknowledged to this node.
     acknowledged: Mutex<Option<(StreamSeq, Bytes)>>,
 }
@@ -294,6 +296,7 @@ impl Node {
             sessions: Sessions::default(),
             room: Room::default(),
             agents: AtomicU64::new(0),
+            adoptions: Adoptions::default(),
             acknowledged: Mutex::default(),
         });
         let mut node = Self { shared, supervisors: BTreeMap::new(), stop: CancellationToken::new(), _lock: lock };
@@ -369,9 +372,9 @@ impl Node {
     async fn take_back(&self, harness: &HarnessType, agent: AgentId) -> Result<(), Error> {
         let read = agent::read_after(&self.shared, agent, StreamSeq(0)).await;
         let (history, _) = read.map_err(|source| Error::Bus { operation: "read a history", source })?;
-        if let Some(supervisor) = self.supervisors.get(harness) {
+        if let (Some(supervisor), Some(folded)) = (self.supervisors.get(harness), histories::folded(agent, &history)) {
             tracing::warn!(%agent, "an agent that was given up is taken back");
-            let _ = supervisor.cast(supervisor::Msg::Adopt { agent, history });
+            let _ = supervisor.cast(supervisor::Msg::Adopt(folded, self.shared.adoptions.begin()));
         }
         Ok(())
     }
@@ -380,39 +383,27 @@ impl Node {
     /// this node's predecessors owned.
     async fn adopt_own(&self) -> Result<Index, Error> {
         let fault = |source| Error::Bus { operation: "read the events", source };
-        let mut histories: HashMap<AgentId, Vec<Stored>> = HashMap::new();
+        let mut histories = Histories::new(self.supervisors.keys().cloned());
         let mut index = Index::default();
         let mut events = self.shared.bus.read(EventSelection::All, StreamSeq(1), Until::Now).await.map_err(fault)?;
         while let Some(recorded) = events.next().await {
             let recorded = recorded.map_err(fault)?;
             index.note(&recorded);
-            if let acri::Subject::Event(agent, _, kind) = &recorded.subject {
-                if kind == "agent.removed" {
-                    histories.remove(agent);
-                } else {
-                    histories.entry(*agent).or_default().push(agent::stored_of(&recorded));
-                }
-            }
+            histories.note(&recorded);
         }
         let mut checked = BTreeSet::new();
-        for (agent, history) in histories {
-            let Some((node, owner, harness)) = owner_of(&history) else {
-                tracing::error!(%agent, "a history without a readable owner is left alone");
-                continue;
-            };
-            let Some(supervisor) = self.supervisors.get(&harness) else { continue };
-            if node != self.shared.config.node {
-                continue;
-            }
+        for folded in histories.owned_by(&self.shared.config.node) {
+            let Some(supervisor) = self.supervisors.get(&folded.spec().harness) else { continue };
+            let owner = folded.owner().incarnation;
             if checked.insert(owner) {
                 // The lock file proves the death of predecessors in this state
                 // directory only; a namesake elsewhere may live.
                 if self.is_renewed(owner).await? {
-                    return Err(Error::NameTaken { node, incarnation: owner });
+                    return Err(Error::NameTaken { node: self.shared.config.node.clone(), incarnation: owner });
                 }
                 fence(&self.shared.bus, owner).await?;
             }
-            let _ = supervisor.cast(supervisor::Msg::Adopt { agent, history });
+            let _ = supervisor.cast(supervisor::Msg::Adopt(folded, self.shared.adoptions.begin()));
         }
         Ok(index)
     }
@@ -581,17 +572,6 @@ async fn reclaim(shared: Arc<Shared>, driver: Arc<dyn Driver>, held: Held) {
     }
     driver.forget(held.agent, held.run).await;
     shared.control.switches.drop_run(held.agent, held.run);
-}
-
-/// The last owner and the harness, as the history tells.
-fn owner_of(history: &[Stored]) -> Option<(NodeId, Incarnation, HarnessType)> {
-    let decode = |stored: &Stored| acri::codec::from_msgpack::<acri::EventEnvelope>(&stored.bytes).ok();
-    let first = decode(history.first()?)?;
-    let last = decode(history.last()?)?;
-    let acri::Event::AgentCreated(event::AgentCreated { spec, .. }) = first.event else {
-        return None;
-    };
-    Some((last.node, last.incarnation, spec.harness))
 }
 
 async fn check_skew(bus: &SharedBus, clock: &BusClock) -> Result<(), Error> {

@@ -390,7 +390,9 @@ impl State {
             derived,
         };
         let (run, to) = (self.spawn.run, self.spawn.to.clone());
+        let shared = Arc::clone(&self.spawn.shared);
         self.task(async move {
+            shared.adoptions.over().await;
             if let Err(error) = pump.run(&to).await {
                 tracing::error!(%run, %error, "the log of this run stops until its agent is adopted anew");
                 let _ = to.cast(agent::Msg::Failed(error));

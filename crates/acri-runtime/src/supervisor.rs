@@ -2,14 +2,19 @@
 //! dies by an adoption with the next epoch. It never dies of its child.
 
 use crate::{
+    adoptions::Adoption,
     agent::{self, Agent, Arguments, Birth},
     clock::boot_time,
     counters::count,
+    histories,
     node::Shared,
     request::Back,
 };
 use acri::{AgentId, ErrorBody, ErrorCode, StreamSeq};
-use acri_core::appender::{Command, Creation, Stored};
+use acri_core::{
+    agent::Agent as Folded,
+    appender::{Command, Creation, Stored},
+};
 use acri_drivers::driver::Driver;
 use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, RpcReplyPort, SupervisionEvent};
 use std::{collections::HashMap, sync::Arc, time::Duration};
@@ -34,7 +39,7 @@ pub(crate) enum Msg {
     /// A repeat of a Create.
     CreateAgain { agent: AgentId, command: Command, back: Back },
     /// Take an agent over.
-    Adopt { agent: AgentId, history: Vec<Stored> },
+    Adopt(Box<Folded>, Adoption),
     /// Read the agent's history and take it over again, as the actor `from`
     /// asks.
     Readopt { agent: AgentId, from: ActorId, history_lost: bool },
@@ -92,10 +97,10 @@ impl Actor for Supervisor {
                 let _ = port.send(state.agents.contains_key(&agent));
             }
             Msg::CreateAgain { agent, command, back } => state.create_again(agent, command, back).await,
-            Msg::Adopt { agent, history } => {
+            Msg::Adopt(folded, adoption) => {
+                let agent = folded.id();
                 if !state.agents.contains_key(&agent) {
-                    let birth = Birth::Adopt { history, history_lost: false };
-                    state.spawn(&myself, agent, birth).await;
+                    state.spawn(&myself, agent, Birth::Adopt { folded, adoption, history_lost: false }).await;
                 }
             }
             Msg::Readopt { agent, from, history_lost } => {
@@ -109,8 +114,14 @@ impl Actor for Supervisor {
                 if state.agents.contains_key(&agent) {
                     return Ok(());
                 }
-                if state.is_ours(&history) {
-                    state.spawn(&myself, agent, Birth::Adopt { history, history_lost }).await;
+                if let Some(folded) = state.ours(agent, &history) {
+                    state
+                        .spawn(
+                            &myself,
+                            agent,
+                            Birth::Adopt { folded, adoption: state.parts.shared.adoptions.begin(), history_lost },
+                        )
+                        .await;
                 } else {
                     // One that was only looked up did not fail.
                     state.replacements.remove(&agent);
@@ -185,17 +196,10 @@ impl State {
         }
     }
 
-    /// Whether the history's owner is this incarnation: another one's agent is
-    /// left alone.
-    fn is_ours(&self, history: &[Stored]) -> bool {
-        match acri_core::agent::Agent::fold(history) {
-            Ok(Some(agent)) => agent.owner().incarnation == self.parts.shared.incarnation && !agent.removed(),
-            Ok(None) => false,
-            Err(error) => {
-                tracing::error!(%error, "a history cannot be folded: its agent stays stopped");
-                false
-            }
-        }
+    /// The agent, if its owner is this incarnation: another one's is left alone.
+    fn ours(&self, agent: AgentId, history: &[Stored]) -> Option<Box<Folded>> {
+        let here = self.parts.shared.incarnation;
+        histories::folded(agent, history).filter(|folded| folded.owner().incarnation == here && !folded.removed())
     }
 
     fn replace(&mut self, myself: &ActorRef<Msg>, agent: AgentId, history_lost: bool) {

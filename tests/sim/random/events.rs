@@ -14,7 +14,10 @@ use acri::{
     limits::LEASE_TTL,
 };
 use acri_bus::port::{LeaseEntry, Leased};
-use acri_core::appender::{Appender, Asker, Command, Ctx, Input, Order, Stored};
+use acri_core::{
+    agent::Agent as Folded,
+    appender::{Appender, Asker, Command, Ctx, Input, Order, Stored},
+};
 use std::collections::{BTreeMap, BTreeSet};
 
 type Result<T = ()> = std::result::Result<T, String>;
@@ -324,12 +327,13 @@ impl World {
         let lost = self.out_of_reach(at, agent);
         let minted = &mut self.minted;
         let mut mint = || mint(minted);
-        let adopted = Appender::adopt(me, history, history_lost, Ctx { now, events_percent: 0, mint: &mut mint });
-        let (core, outputs) = match adopted {
-            Ok(adopted) => adopted,
-            Err(_) if self.is_damaged(agent) => return Ok(()),
-            Err(halt) => return Err(format!("a taker halts: {halt:?}")),
+        let folded = match Folded::fold(history) {
+            Ok(Some(folded)) => folded,
+            Ok(None) | Err(_) if self.is_damaged(agent) => return Ok(()),
+            other => return Err(format!("a taker cannot fold: {other:?}")),
         };
+        let ctx = Ctx { now, events_percent: 0, mint: &mut mint };
+        let (core, outputs) = Appender::adopt(me, folded, history_lost, ctx);
         self.nodes[at].owners.insert(agent, Owner::new(core, lost));
         self.with_owner(at, agent, |world, owner| world.carry_out(at, agent, owner, outputs))
     }

@@ -32,7 +32,7 @@ impl World {
         for output in outputs {
             match output {
                 Output::Append { token, subject, id, expect, bytes, .. } => {
-                    owner.append = Some((token, Append { subject, id, expect, bytes: bytes.into() }));
+                    owner.append = Some((token, Append { subject, id, expect, bytes }));
                 }
                 Output::Reread { token, after } => owner.read = Some((token, after)),
                 Output::Effect { token, run, effect } => {

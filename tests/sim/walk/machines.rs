@@ -11,6 +11,7 @@ use acri::{
 };
 use acri_bus::port::{Append, FrameAppend};
 use acri_core::{
+    agent::Agent as Folded,
     appender::{
         self, Answer, Appender, Asker, Command, Ctx, Effect, Halt, Input, Order, Output, Report, Stored, Token,
     },
@@ -251,7 +252,7 @@ impl Machines {
             for output in outputs {
                 match output {
                     Output::Append { token, subject, id, expect, bytes, .. } => {
-                        let seq = append(&Append { subject, id, expect, bytes: bytes.into() });
+                        let seq = append(&Append { subject, id, expect, bytes });
                         inputs.push(Input::Appended(token, seq));
                     }
                     Output::Effect { token, effect: Effect::Spawn { .. }, .. } => {
@@ -280,8 +281,9 @@ impl Machines {
         let mut minted = 0;
         let mut mint = || mint(1, &mut minted);
         let ctx = Ctx { now: self.plan.now, events_percent: 0, mint: &mut mint };
-        let (machine, outputs) = Appender::adopt(self.plan.me(1), history, false, ctx)
-            .map_err(|halt| format!("the taker cannot adopt: {halt:?}"))?;
+        let folded = Folded::fold(history).map_err(|error| format!("the taker cannot adopt: {error}"))?;
+        let agent = folded.ok_or("the taker finds no event")?;
+        let (machine, outputs) = Appender::adopt(self.plan.me(1), agent, false, ctx);
         let effects = BTreeMap::new();
         let mut owner = Owner { machine, minted, append: None, read: None, effects, halted: None };
         owner.note(outputs);
@@ -487,7 +489,7 @@ impl Owner {
         for output in outputs {
             match output {
                 Output::Append { token, subject, id, expect, bytes, .. } => {
-                    let append = Append { subject, id, expect, bytes: bytes.into() };
+                    let append = Append { subject, id, expect, bytes };
                     assert!(self.append.replace((token, append)).is_none(), "one slot at a time");
                 }
                 Output::Reread { token, after } => self.read = Some((token, after)),

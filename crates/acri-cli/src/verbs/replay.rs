@@ -61,7 +61,7 @@ pub(crate) async fn perform(app: &mut App, args: Args) -> Result<()> {
 }
 
 fn stored(event: &StoredEvent) -> Stored {
-    Stored { seq: event.seq, time: event.time, bytes: event.bytes.to_vec() }
+    Stored { seq: event.seq, time: event.time, bytes: event.bytes.clone() }
 }
 
 /// One step of a replay.
@@ -150,7 +150,7 @@ fn step_on(
     if beyond {
         return Ok(Ok(()));
     }
-    let bytes = stored.bytes.clone().into();
+    let bytes = stored.bytes.clone();
     let event = StoredEvent { seq: stored.seq, time: stored.time, envelope, bytes };
     let folded = match agent {
         Some(agent) => agent.evolve(stored),

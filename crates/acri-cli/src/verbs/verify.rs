@@ -109,7 +109,7 @@ pub(crate) async fn over_the_stream(
 }
 
 fn pair(recorded: Recorded) -> (Subject, Stored) {
-    let stored = Stored { seq: recorded.seq, time: recorded.time, bytes: recorded.bytes.to_vec() };
+    let stored = Stored { seq: recorded.seq, time: recorded.time, bytes: recorded.bytes.clone() };
     (recorded.subject, stored)
 }
 

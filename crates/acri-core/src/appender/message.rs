@@ -7,6 +7,7 @@ use acri::{
     event::{ExitStatus, FailReason, Source},
     id::{Epoch, LogSeq, Sha256Digest},
 };
+use bytes::Bytes;
 
 /// Names one waiting asker (a reply subject that the actor keeps).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -124,7 +125,7 @@ pub struct Stored {
     /// The bus's time of storing.
     pub time: Timestamp,
     /// The stored bytes.
-    pub bytes: Vec<u8>,
+    pub bytes: Bytes,
 }
 
 /// What happens to the machine.
@@ -173,7 +174,7 @@ pub enum Output {
         /// The agent's last sequence.
         expect: StreamSeq,
         /// The bytes.
-        bytes: Vec<u8>,
+        bytes: Bytes,
         /// How many attempts of this slot came before: the actor waits longer
         /// each time.
         attempt: u32,

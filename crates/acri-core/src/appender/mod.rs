@@ -161,25 +161,20 @@ impl Appender {
         (machine, out)
     }
 
-    /// Takes an agent over: `history` is all of its stored events, in order.
+    /// Takes an agent over, as folded from all of its stored events.
     /// The first slot is `agent.assigned` with the next epoch; nothing else
     /// happens before it is acknowledged. Then every open run is attached to.
     /// A removed agent is not claimed: [`Output::Retired`].
     ///
     /// `history_lost`: the stream lost acknowledged events, so what the open
     /// run did is unknown and it ends as `run.failed{history_lost}`.
-    ///
-    /// # Errors
-    /// [`Halt::Bug`] if the history cannot be folded, or has no event.
-    pub fn adopt(me: Me, history: &[Stored], history_lost: bool, ctx: Ctx<'_>) -> Result<(Self, Vec<Output>), Halt> {
-        let agent = Agent::fold(history)
-            .map_err(bug)?
-            .ok_or_else(|| Halt::Bug("there is no event of this agent".to_owned()))?;
+    #[must_use]
+    pub fn adopt(me: Me, agent: Agent, history_lost: bool, ctx: Ctx<'_>) -> (Self, Vec<Output>) {
         let epoch = agent.owner().epoch.next();
         let mut machine = Self::new(me, agent, epoch, Life::Claiming { history_lost });
         let mut out = Vec::new();
         machine.advance(ctx, &mut out);
-        Ok((machine, out))
+        (machine, out)
     }
 
     /// The event that claims the agent.

@@ -13,6 +13,7 @@ use acri::{
     id::EventSeq,
     limits::{EVENT_BODY_BYTES_MAX, KILL_PROOF_MAX},
 };
+use bytes::Bytes;
 
 /// An event that was sent and is not settled. Only its own storing, or proof
 /// that it can never be stored, ends it.
@@ -23,7 +24,7 @@ pub(super) struct Slot {
     id: EventId,
     subject: Subject,
     expect: StreamSeq,
-    bytes: Vec<u8>,
+    bytes: Bytes,
     time: Timestamp,
     attempt: u32,
     /// Some attempt's outcome is unknown: a later refusal proves nothing.
@@ -76,6 +77,7 @@ impl Appender {
         }
         let subject = Subject::Event(envelope.agent, envelope.run, envelope.event.type_name().to_owned());
         let (id, expect, token) = (envelope.id, last.seq, self.token());
+        let bytes = Bytes::from(bytes);
         let slot = Slot { token, purpose, id, subject, expect, bytes, time, attempt: 0, unsure: false, reading: false };
         out.push(slot.append());
         self.slot = Some(slot);

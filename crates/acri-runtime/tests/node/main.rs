@@ -185,7 +185,7 @@ impl ReadAll for MemoryBus {
             .map(|recorded| {
                 let recorded = recorded.unwrap();
                 let (seq, time) = (recorded.seq, recorded.time);
-                (recorded.subject, Stored { seq, time, bytes: recorded.bytes.to_vec() })
+                (recorded.subject, Stored { seq, time, bytes: recorded.bytes })
             })
             .collect()
             .await

@@ -1,11 +1,15 @@
 //! A world of one agent: an event store, a clock, ids, and one machine or
 //! none.
 
-use crate::appender::{Appender, Asker, Command, Creation, Ctx, Halt, Input, Me, Order, Output, Stored, Token};
+use crate::{
+    agent::Agent,
+    appender::{Appender, Asker, Command, Creation, Ctx, Halt, Input, Me, Order, Output, Stored, Token, bug},
+};
 use acri::{
     AgentId, AgentSpec, CapabilitySet, CommandId, Epoch, Event, EventEnvelope, EventId, HarnessType, Incarnation,
     RunId, StreamSeq, Subject, Timestamp, codec, command::CreateAgent, event::AgentAssigned, id::Sha256Digest,
 };
+use bytes::Bytes;
 use std::{collections::BTreeMap, time::Duration};
 use uuid::Uuid;
 
@@ -18,7 +22,7 @@ pub(super) struct UnderWay {
     pub(super) token: Token,
     pub(super) subject: Subject,
     pub(super) expect: StreamSeq,
-    pub(super) bytes: Vec<u8>,
+    pub(super) bytes: Bytes,
 }
 
 #[derive(Clone)]
@@ -137,11 +141,13 @@ impl World {
         let me = self.me();
         let history: Vec<Stored> = self.store.iter().map(|(_, stored)| stored.clone()).collect();
         self.drop_machine();
+        let nothing = || Halt::Bug("there is no event of this agent".to_owned());
+        let agent = Agent::fold(&history).map_err(bug)?.ok_or_else(nothing)?;
         let out = self.with_ctx(|machine, ctx| {
-            let (made, out) = Appender::adopt(me, &history, history_lost, ctx)?;
+            let (made, out) = Appender::adopt(me, agent, history_lost, ctx);
             *machine = Some(made);
-            Ok(out)
-        })?;
+            out
+        });
         self.note(&out);
         Ok(out)
     }
@@ -253,8 +259,12 @@ impl World {
             event,
         };
         let subject = Subject::Event(last.agent, run, envelope.event.type_name().to_owned());
-        let append =
-            UnderWay { token: Token(0), subject, expect: self.last(), bytes: codec::to_msgpack(&envelope).unwrap() };
+        let append = UnderWay {
+            token: Token(0),
+            subject,
+            expect: self.last(),
+            bytes: codec::to_msgpack(&envelope).unwrap().into(),
+        };
         self.put(&append);
     }
 
