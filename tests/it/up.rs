@@ -10,7 +10,7 @@ use acri_tests::{
 use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 use serde_json::{Value, json};
 use std::{
-    os::unix::fs::PermissionsExt as _,
+    os::unix::fs::PermissionsExt,
     process::{Output, Stdio},
 };
 
@@ -267,15 +267,28 @@ async fn where_python_or_pip_is_missing_it_is_said_what_to_install() {
         if let Some(text) = program {
             let python = path.path().join("python3");
             std::fs::write(&python, text).unwrap();
-            std::fs::set_permissions(&python, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+            std::fs::set_permissions(&python, PermissionsExt::from_mode(0o755)).unwrap();
         }
         let mut command = site.command();
         command.env_remove("ACRI_NATS_SERVER").env("PATH", path.path()).env("XDG_CACHE_HOME", path.path());
         let output = within("the demo to end", command.arg("demo").output()).await.unwrap();
-        let text = String::from_utf8_lossy(&output.stderr);
+        let text = text(&output.stderr);
         assert!(!output.status.success(), "{text}");
         assert!(said.iter().all(|word| text.contains(word)), "{text}");
         let left = std::fs::read_dir(path.path().join("acri")).unwrap().count();
         assert_eq!(left, 1, "only the lock is left");
+    }
+}
+
+#[tokio::test]
+async fn a_bus_of_our_own_is_reached_whatever_the_environment_says_of_another() {
+    let site = site().await;
+    let _up = site.up(&[]).await;
+    let variables = ["ACRI_CREDS", "ACRI_NKEY", "ACRI_TLS_CA", "ACRI_TLS_CERT", "ACRI_TLS_KEY"];
+    for arguments in [&["nodes"][..], &["demo", "-o", "json"]] {
+        let mut command = site.command();
+        command.envs(variables.map(|name| (name, "/no/such/file"))).args(arguments);
+        let output = within("the program to end", command.output()).await.unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
     }
 }

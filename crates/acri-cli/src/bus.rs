@@ -43,6 +43,10 @@ pub(crate) enum Role {
 /// Commands that may wait in one subscription of a node: each agent has one.
 const NODE_SUBSCRIPTION_MESSAGES_MAX: usize = 256;
 
+/// The variables that stand for options of a connection.
+pub(crate) const BUS_VARIABLES: [&str; 7] =
+    ["ACRI_NATS", "ACRI_CREDS", "ACRI_NKEY", "ACRI_TLS_CA", "ACRI_TLS_CERT", "ACRI_TLS_KEY", "ACRI_INBOX_PREFIX"];
+
 impl BusOptions {
     /// From options and variables; where they name no bus, from the context
     /// file.
@@ -76,7 +80,16 @@ impl BusOptions {
         }
     }
 
+    /// A server that this program started: it takes whoever reaches it.
+    pub(crate) fn own(nats: String) -> Self {
+        Self { nats, creds: None, nkey: None, tls_ca: None, tls_cert: None, tls_key: None, inbox_prefix: None }
+    }
+
     fn with_context(global: &Global, context: ContextFile) -> Self {
+        // What options and variables say of certificates is of another bus.
+        if context.store.is_some() {
+            return Self::own(context.nats);
+        }
         let named = Self::named(global, context.nats);
         Self {
             creds: named.creds.or(context.creds),
@@ -184,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn options_stand_above_the_context_and_a_named_bus_asks_for_none() {
+    fn options_stand_above_the_context_but_for_a_server_of_our_own_and_a_named_bus_asks_for_none() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("context.json");
         let path = path.to_str().unwrap();
@@ -196,5 +209,8 @@ mod tests {
         context::write(Path::new(path), &written.context()).unwrap();
         let read = BusOptions::of(&global(&["--context", path, "--creds", "/mine"])).unwrap();
         assert_eq!((read.creds, read.nkey), (Some("/mine".into()), Some("/n".into())));
+        let own = BusOptions::own("nats://127.0.0.1:1".to_owned());
+        context::write(Path::new(path), &ContextFile { store: Some("/store".into()), ..own.context() }).unwrap();
+        assert_eq!(BusOptions::of(&global(&["--context", path, "--creds", "/mine", "--tls-ca", "/ca"])).unwrap(), own);
     }
 }

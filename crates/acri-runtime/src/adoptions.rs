@@ -41,3 +41,23 @@ impl Drop for Adoption {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::{FutureExt as _, poll};
+    use std::{pin::pin, task::Poll};
+
+    #[tokio::test]
+    async fn logs_wait_for_the_last_adoption_and_for_none_where_there_is_none() {
+        let adoptions = Adoptions::default();
+        assert!(adoptions.over().now_or_never().is_some());
+        let (first, second) = (adoptions.begin(), adoptions.begin());
+        let mut waiting = pin!(adoptions.over());
+        assert_eq!(poll!(&mut waiting), Poll::Pending);
+        drop(first);
+        assert_eq!(poll!(&mut waiting), Poll::Pending);
+        drop(second);
+        assert_eq!(poll!(&mut waiting), Poll::Ready(()));
+    }
+}

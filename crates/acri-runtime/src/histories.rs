@@ -65,5 +65,5 @@ pub(crate) fn folded(agent: AgentId, history: &[Stored]) -> Option<Box<Folded>> 
 }
 
 fn unusable(agent: AgentId, error: &FoldError) {
-    tracing::error!(%agent, %error, "a history cannot be folded: its agent stays stopped");
+    tracing::error!(%agent, %error, "a history cannot be folded: nobody can own its agent");
 }

@@ -109,6 +109,7 @@ pub(crate) struct Shared {
     pub(crate) sessions: Sessions,
     pub(crate) room: Room,
     pub(crate) agents: AtomicU64,
+    /// Those under way, for which logs wait.
     pub(crate) adoptions: Adoptions,
     /// The newest event that was acknowledged to this node.
     acknowledged: Mutex<Option<(StreamSeq, Bytes)>>,

@@ -38,7 +38,7 @@ pub(crate) enum Msg {
     Knows(AgentId, RpcReplyPort<bool>),
     /// A repeat of a Create.
     CreateAgain { agent: AgentId, command: Command, back: Back },
-    /// Take an agent over.
+    /// Take an agent over. The second is dropped when commands reach it.
     Adopt(Box<Folded>, Adoption),
     /// Read the agent's history and take it over again, as the actor `from`
     /// asks.
@@ -115,13 +115,8 @@ impl Actor for Supervisor {
                     return Ok(());
                 }
                 if let Some(folded) = state.ours(agent, &history) {
-                    state
-                        .spawn(
-                            &myself,
-                            agent,
-                            Birth::Adopt { folded, adoption: state.parts.shared.adoptions.begin(), history_lost },
-                        )
-                        .await;
+                    let adoption = state.parts.shared.adoptions.begin();
+                    state.spawn(&myself, agent, Birth::Adopt { folded, adoption, history_lost }).await;
                 } else {
                     // One that was only looked up did not fail.
                     state.replacements.remove(&agent);

@@ -433,7 +433,7 @@ impl Leases for MemoryBus {
         self.with(|state| state.collect_tombstone(incarnation, revision))
     }
 
-    /// The clocks are one and the same.
+    /// The clocks are one and the same, unless a test sets them apart.
     async fn clock_offset_micros(&self) -> Result<i64, Fault> {
         self.here("compare clocks")?;
         Ok(self.faults().clock_offset_micros)

@@ -3,7 +3,7 @@
 
 use crate::{
     app::App,
-    bus::{self, BusOptions},
+    bus::{self, BUS_VARIABLES, BusOptions},
     output::Format,
 };
 use acri_bus::local::{self, Find, Server, ServerOptions};
@@ -71,15 +71,7 @@ impl Stage {
         say(app, format_args!("· nats-server {} on a free loopback port", binary.version))?;
         let store = directory.join("nats");
         let server = Server::start(ServerOptions { store, binary, sync_always: false, port: None }).await?;
-        let bus_options = BusOptions {
-            nats: server.url(),
-            creds: None,
-            nkey: None,
-            tls_ca: None,
-            tls_cert: None,
-            tls_key: None,
-            inbox_prefix: None,
-        };
+        let bus_options = BusOptions::own(server.url());
         let bus = bus::connect(&bus_options, "acri demo", bus::Role::SetUp).await?;
         let client = app.client_on(bus);
         let mut stage = Self { directory, server, bus_options, node: None, client };
@@ -104,7 +96,12 @@ impl Stage {
     pub(super) async fn start_node(&mut self) -> Result<()> {
         let program = std::env::current_exe().context("failed to find this program's file")?;
         let log = fs::File::options().create(true).append(true).open(self.directory.join("node.log"))?;
-        let child = Command::new(program)
+        let mut command = Command::new(program);
+        // They speak of another bus than the demo's own.
+        for variable in BUS_VARIABLES {
+            command.env_remove(variable);
+        }
+        let child = command
             .args(["node", "--name", "demo", "--nats", &self.bus_options.nats, "--state-dir"])
             .arg(self.directory.join("state"))
             .stdin(Stdio::null())

@@ -80,11 +80,11 @@ fn types(filter: &[String]) -> Result<EventTypes> {
 
 fn unknown(types: &EventTypes) -> Vec<&str> {
     let EventTypes::Only(names) = types else { return Vec::new() };
-    let is_known = |name: &&str| match name.strip_suffix('*') {
-        Some(family) => TYPE_NAMES.iter().any(|known| known.starts_with(family)),
-        None => TYPE_NAMES.contains(name),
+    let is_known = |name: &&String| {
+        let named = EventTypes::Only([String::clone(name)].into());
+        TYPE_NAMES.iter().any(|known| named.matches(known))
     };
-    names.iter().map(String::as_str).filter(|name| !is_known(name)).collect()
+    names.iter().filter(|name| !is_known(name)).map(String::as_str).collect()
 }
 
 fn print(out: &mut Out, item: EventItem) -> Result<()> {

@@ -108,15 +108,7 @@ pub(crate) async fn perform(app: &mut App, args: Args) -> Result<()> {
             };
             let url = starting.url();
             server = Some(starting);
-            BusOptions {
-                nats: url,
-                creds: None,
-                nkey: None,
-                tls_ca: None,
-                tls_cert: None,
-                tls_key: None,
-                inbox_prefix: None,
-            }
+            BusOptions::own(url)
         }
     };
     let store = server.as_ref().map(|server| server.store().to_owned());

@@ -47,6 +47,13 @@ struct Rig {
     client: Client,
 }
 
+fn connect(bus: impl Fn() -> MemoryBus + Send + Sync + 'static) -> Connect {
+    Arc::new(move || {
+        let bus: SharedBus = Arc::new(bus());
+        Box::pin(async move { Ok(bus) })
+    })
+}
+
 impl Rig {
     fn new() -> Self {
         let bus = MemoryBus::new();
@@ -83,11 +90,7 @@ impl Rig {
     }
 
     async fn start_on(config: Config, hooked: Hooked, bus: impl Fn() -> MemoryBus + Send + Sync + 'static) -> Node {
-        let connect: Connect = Arc::new(move || {
-            let bus: SharedBus = Arc::new(bus());
-            Box::pin(async move { Ok(bus) })
-        });
-        let started = Node::start(config, connect, vec![Arc::new(hooked) as Arc<dyn Driver>]);
+        let started = Node::start(config, connect(bus), vec![Arc::new(hooked) as Arc<dyn Driver>]);
         tokio::time::timeout(PATIENCE, started).await.unwrap().unwrap()
     }
 
@@ -402,20 +405,16 @@ async fn a_former_owners_late_frame_comes_while_more_is_read_than_the_writer_tak
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_whose_clock_is_two_seconds_off_does_not_start_and_one_within_them_does() {
+async fn a_node_whose_clock_is_more_than_two_seconds_off_does_not_start() {
     let rig = Rig::new();
     let millis_max = i64::try_from(acri::limits::CLOCK_SKEW_MAX.as_millis()).unwrap();
     for (millis, starts) in [(millis_max, true), (millis_max + 1, false), (-millis_max, true), (-millis_max - 1, false)]
     {
         let bus = rig.bus.another();
         bus.faults().set_clock_offset_micros(millis * 1_000);
-        let connect: Connect = Arc::new(move || {
-            let bus: SharedBus = Arc::new(bus.clone());
-            Box::pin(async move { Ok(bus) })
-        });
         let driver: Arc<dyn Driver> = Arc::new(ScriptedDriver::new(rig.world.clone()));
         let config = rig.config(&format!("n{}", millis.unsigned_abs()));
-        match Node::start(config, connect, vec![driver]).await {
+        match Node::start(config, connect(move || bus.clone()), vec![driver]).await {
             Ok(node) => {
                 assert!(starts, "{millis} ms");
                 node.leave().await;
@@ -482,12 +481,8 @@ async fn a_silent_nodes_agents_go_to_another_that_reaches_their_harness() {
     second.state_dir = rig.state.path().join("two");
     let away = rig.bus.another();
     let bus = away.clone();
-    let connect: Connect = Arc::new(move || {
-        let bus: SharedBus = Arc::new(bus.clone());
-        Box::pin(async move { Ok(bus) })
-    });
     let driver: Arc<dyn Driver> = Arc::new(ScriptedDriver::new(rig.world.clone()));
-    let one = Node::start(config, connect, vec![driver]).await.unwrap();
+    let one = Node::start(config, connect(move || bus.clone()), vec![driver]).await.unwrap();
     let run = rig.run(&["say a", "wait go", "say b", "exit 0"]).await;
     rig.event(run, "run.started").await;
     let two = rig.start_with(second).await;
@@ -624,12 +619,8 @@ async fn an_idle_owner_notices_that_the_stream_was_put_back() {
     let rig = Rig::new();
     let away = rig.bus.another();
     let bus = away.clone();
-    let connect: Connect = Arc::new(move || {
-        let bus: SharedBus = Arc::new(bus.clone());
-        Box::pin(async move { Ok(bus) })
-    });
     let driver: Arc<dyn Driver> = Arc::new(ScriptedDriver::new(rig.world.clone()));
-    let node = Node::start(rig.config("one"), connect, vec![driver]).await.unwrap();
+    let node = Node::start(rig.config("one"), connect(move || bus.clone()), vec![driver]).await.unwrap();
     let untouched = rig.run(&["hang"]).await;
     rig.event(untouched, "run.started").await;
     let run = rig.run(&["hang"]).await;
